@@ -42,10 +42,16 @@ def assess(facts: Facts, plan: Plan) -> Case:
 
 def assess_all(facts: Facts, plans: Sequence[Plan]) -> tuple[Case, ...]:
     """Estimate several plans of one job at once, as ``assess`` does one."""
-    if not plans:
+    return assess_together([(facts, plan) for plan in plans])
+
+
+def assess_together(several: Sequence[tuple[Facts, Plan]]) -> tuple[Case, ...]:
+    """Estimate plans of jobs that differ in the number of nodes alone, each with its job, at once."""
+    if not several:
         return ()
-    found = estimated(facts, Columns({**facts_columns(facts), **plans_table(plans)}))
-    return cases_of(facts, plans, found)
+    widest = widest_of(several)
+    table = plans_table([plan for _, plan in several])
+    return cases_of(several, estimated(widest, Columns(facts_columns(widest) | table)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,14 +68,18 @@ def plans_table(plans: Sequence[Plan]) -> dict[str, Any]:
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
 
+def widest_of(several: Sequence[tuple[Facts, Plan]]) -> Facts:
+    """Return the job on the most nodes: memory and time do not hang on those that a plan leaves idle."""
+    return max((facts for facts, _ in several), key=lambda facts: facts.hardware.num_nodes)
+
+
 def estimated(facts: Facts, columns: Columns) -> Estimated:
     """Return the estimates of plans that are columns."""
     return Estimated(memory=memory_columns(facts, columns), time=time_columns(facts, columns))
 
 
-def cases_of(facts: Facts, plans: Sequence[Plan], found: Estimated, first: int = 0) -> tuple[Case, ...]:
-    """Return plans with their estimates, which begin at the row ``first``."""
-    decision, flops = decide_backend(facts.hardware), _flops_of(facts.model)
+def cases_of(several: Sequence[tuple[Facts, Plan]], found: Estimated, first: int = 0) -> tuple[Case, ...]:
+    """Return plans, each with its job, as cases, whose estimates begin at the row ``first``."""
     return tuple(
         Case(
             model=facts.model,
@@ -78,11 +88,11 @@ def cases_of(facts: Facts, plans: Sequence[Plan], found: Estimated, first: int =
             stack=facts.stack,
             plan=plan,
             estimate=_estimate(
-                facts, flops, plan, time_estimate(found.time, row), memory_estimate(found.memory, row)
+                facts, plan, time_estimate(found.time, row), memory_estimate(found.memory, row)
             ),
-            launch=_launch(facts.hardware, plan, decision),
+            launch=launch_of(facts.hardware, plan),
         )
-        for row, plan in enumerate(plans, first)
+        for row, (facts, plan) in enumerate(several, first)
     )
 
 
@@ -113,11 +123,7 @@ def columns_of(case: Case) -> Columns:
 
 def launch_of(hardware: Hardware, plan: Plan) -> Launch:
     """Return how the plan's processes are started on this hardware."""
-    return _launch(hardware, plan, decide_backend(hardware))
-
-
-def _launch(hardware: Hardware, plan: Plan, decision: BackendDecision) -> Launch:
-    world = plan.mesh.world_size
+    world, decision = plan.mesh.world_size, _decision_of(hardware)
     env = dict(decision.env)
     cores = hardware.host.cores
     if cores is not None and world > 1:
@@ -133,6 +139,11 @@ def _launch(hardware: Hardware, plan: Plan, decision: BackendDecision) -> Launch
     )
 
 
+@remembered
+def _decision_of(hardware: Hardware) -> BackendDecision:
+    return decide_backend(hardware)
+
+
 def peak_flops_per_s(device: Device, precision: Precision) -> float | None:
     """Return the dense datasheet rate that MFU is a share of."""
     if precision is Precision.FP32:
@@ -142,15 +153,12 @@ def peak_flops_per_s(device: Device, precision: Precision) -> float | None:
     return device.peak.fp16 if precision is Precision.FP16_MIXED else device.peak.bf16
 
 
-def _estimate(
-    facts: Facts, flops: float, plan: Plan, time: TimeEstimate, memory: MemoryEstimate
-) -> Estimate:
-    """Return a plan's estimate; ``flops`` are the model's useful ones, of the forward of one sample."""
+def _estimate(facts: Facts, plan: Plan, time: TimeEstimate, memory: MemoryEstimate) -> Estimate:
     samples, step = plan.global_batch_size, time.step
     units = samples * (facts.model.sequence_length or 1)
     world = plan.mesh.world_size
     # backward computes twice the forward's products
-    model_flops_per_s = 3 * flops * samples / step / world
+    model_flops_per_s = 3 * _flops_of(facts.model) * samples / step / world
     peak = peak_flops_per_s(facts.hardware.device, plan.precision)
     return Estimate(
         memory=memory,

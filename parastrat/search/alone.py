@@ -7,10 +7,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from parastrat.assess import Estimated, assess, assess_all, cases_of, estimated, plans_table
+from parastrat.assess import (
+    Estimated,
+    assess,
+    assess_together,
+    cases_of,
+    estimated,
+    plans_table,
+    widest_of,
+)
 from parastrat.columns import Columns, code_of
 from parastrat.hardware import DeviceType
 from parastrat.memory.host import host_columns
+from parastrat.ranks.states import may_fit
 from parastrat.rules import rejection_masks
 from parastrat.search.bounded import Searched, searched
 from parastrat.search.misfits import nearest_of
@@ -73,7 +82,7 @@ class Alone:
         own = (sizes == plan.micro_batch_size) & (policies == code_of(plan.recompute))
         if not own.any():
             return assess(self.facts, plan)
-        return cases_of(self.facts, (plan,), self.found, self.first + int(own.argmax()))[0]
+        return cases_of([(self.facts, plan)], self.found, self.first + int(own.argmax()))[0]
 
 
 def _leaves_others_idle(facts: Facts, fixed: Constraints) -> bool:
@@ -83,30 +92,41 @@ def _leaves_others_idle(facts: Facts, fixed: Constraints) -> bool:
     return facts.hardware.world_size > 1 and not asked
 
 
+def one_device_may_fit(facts: Facts, fixed: Constraints) -> bool:
+    """Return whether one device of several is asked for what it does alone, and may hold the states."""
+    alone = replace(facts, hardware=single_device(facts.hardware))
+    return _leaves_others_idle(facts, fixed) and may_fit(alone, fixed.offload)
+
+
 def assessed_with_one_device(
-    facts: Facts, fixed: Constraints, plans: Sequence[Plan]
+    facts: Facts, fixed: Constraints, several: Sequence[tuple[Facts, Plan]]
 ) -> tuple[tuple[Case, ...], Alone | None]:
-    """Return some plans of a job as cases, and what one of its devices does alone; None if it is not asked.
+    """Return some plans as cases, and what one device of a job does alone; None if it is not asked.
 
     All are estimated together, because memory and time do not hang on devices that a plan leaves idle. Only
     on a host without accelerators the one device is another: a process with all cores.
+
+    Args:
+        facts: the job.
+        fixed: what the user settled.
+        several: plans of the job, or of one that differs in the number of nodes alone, each with its job.
     """
     if not _leaves_others_idle(facts, fixed):
-        return assess_all(facts, plans), None
+        return assess_together(several), None
     alone = replace(facts, hardware=single_device(facts.hardware))
     space = searched(alone, fixed, obeying(alone, replace(fixed, strategy=None)))
     columns = option_columns(fixed, space.allowed.columns)
-    if not plans or alone.hardware.device is not facts.hardware.device:
+    if not several or alone.hardware.device is not facts.hardware.device:
         own = Alone(facts=alone, space=space, columns=columns, found=estimated(alone, columns), first=0)
-        return assess_all(facts, plans), own
-    many = len(columns.pp)
+        return assess_together(several), own
+    many, widest = len(columns.pp), widest_of(several)
     table = {
         name: np.concatenate([column, np.broadcast_to(getattr(columns, name), many)])
-        for name, column in plans_table(plans).items()
+        for name, column in plans_table([plan for _, plan in several]).items()
     }
-    found = estimated(facts, Columns(facts_columns(facts) | table))
-    own = Alone(facts=alone, space=space, columns=columns, found=found, first=len(plans))
-    return cases_of(facts, plans, found), own
+    found = estimated(widest, Columns(facts_columns(widest) | table))
+    own = Alone(facts=alone, space=space, columns=columns, found=found, first=len(several))
+    return cases_of(several, found), own
 
 
 def single_device(hardware: Hardware) -> Hardware:

@@ -14,11 +14,12 @@ from parastrat.model import Family
 from parastrat.result import Rejection, SearchResult
 from parastrat.rules import findings_of
 from parastrat.rungs import NEAR, TOLERANCE
-from parastrat.search.alone import assessed_with_one_device
+from parastrat.search.alone import assessed_with_one_device, one_device_may_fit
 from parastrat.search.ladder import Standing, choose_rung, eligible, rung_reports
-from parastrat.search.nearest import nearest_fits
+from parastrat.search.nearest import remedies_of
 from parastrat.search.recommended import recommendation
 from parastrat.search.rows import Constraints
+from parastrat.search.shorter import Misfits
 from parastrat.search.survey import MOST_ALTERNATIVES, RUNGS, Survey, best, best_of_rung, objection, survey
 from parastrat.units import counted
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from parastrat.search.alone import Alone
     from parastrat.search.changes import ModelAt
     from parastrat.search.obeying import Rejected
+    from parastrat.search.remedies import Remedies
 
 
 @without_collection()
@@ -50,15 +52,18 @@ def find_plan(
     """
     fixed = fixed or Constraints()
     judged = survey(facts, fixed)
-    standings, alternatives, rejected = _assessed(facts, fixed, judged)
+    remedies = None
+    if not (len(judged.columns.pp) or one_device_may_fit(facts, fixed)):
+        # what fits a changed job is estimated with what does not fit this one
+        remedies = _remedies(judged, model_at)
+    standings, alternatives, rejected, changed = _assessed(facts, fixed, judged, remedies)
     taken = choose_rung(standings, tolerance)
     cases = eligible(standings)
     chosen = cases[taken] if taken is not None else None
     unforced = None
     if fixed.strategy is not None:
         unforced = recommendation(facts, replace(fixed, strategy=None), tolerance=tolerance)
-    misfits = [standing.nearest for standing in standings.values() if standing.nearest]
-    near, aside = ((), None) if chosen else nearest_fits(judged.space, model_at, misfits)
+    near, aside = ((), None) if chosen else (remedies or _remedies(judged, model_at)).told(changed)
     return SearchResult(
         facts=facts,
         chosen=chosen,
@@ -77,18 +82,25 @@ def find_plan(
     )
 
 
+def _remedies(judged: Survey, model_at: ModelAt | None) -> Remedies:
+    misfits = Misfits(facts=judged.space.facts, plans=tuple(judged.nearest.values()))
+    return remedies_of(judged.space, model_at, misfits)
+
+
 def _assessed(
-    facts: Facts, fixed: Constraints, judged: Survey
-) -> tuple[dict[int, Standing], tuple[Case, ...], tuple[Rejection, ...]]:
-    """Return each rung's best plan, the best of every strategy, and what each rule removed.
+    facts: Facts, fixed: Constraints, judged: Survey, remedies: Remedies | None
+) -> tuple[dict[int, Standing], tuple[Case, ...], tuple[Rejection, ...], tuple[Case, ...]]:
+    """Return each rung's best plan, the best of every strategy, what each rule removed, and remedies.
 
     All plans that the answer shows are assessed together: one by one would take longer than the search.
     """
     picks = {rung: _pick(judged, rung) for rung in range(RUNGS)}
     others, examples = _best_by_strategy(judged), _examples(judged)
     plans = dict.fromkeys([*(plan for plan, _, _ in picks.values() if plan), *others, *examples.values()])
-    together, alone = assessed_with_one_device(facts, fixed, tuple(plans))
-    cases = dict(zip(plans, together, strict=True))
+    changed = () if remedies is None else remedies.of_job
+    several = [*((facts, plan) for plan in plans), *((fit.facts, fit.plan) for fit in changed)]
+    together, alone = assessed_with_one_device(facts, fixed, several)
+    cases = dict(zip(plans, together[: len(plans)], strict=True))
 
     def standing(rung: int) -> Standing:
         plan, fits, rule = picks[rung]
@@ -102,7 +114,7 @@ def _assessed(
     for entry in judged.rejected:
         counts[entry.rule] += entry.count
     rejected = (_rejection(rule, count, cases[examples[rule]]) for rule, count in counts.most_common())
-    return standings, tuple(cases[plan] for plan in others), tuple(rejected)
+    return standings, tuple(cases[plan] for plan in others), tuple(rejected), together[len(plans) :]
 
 
 def _rejection(rule: PlanRule, count: int, example: Case) -> Rejection:

@@ -1,4 +1,7 @@
-"""The first of several jobs that has a plan which fits, found in one search where they differ in nodes."""
+"""Plans of several jobs, found in one search where they differ in nodes and in where states are kept.
+
+Memory and time do not hang on nodes that a plan leaves idle.
+"""
 
 from __future__ import annotations
 
@@ -17,40 +20,83 @@ from parastrat.search.survey import best, in_order, near
 from parastrat.search.visited import Wanted, nothing_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from parastrat.case import Facts
     from parastrat.plan import Plan
     from parastrat.search.rows import Constraints
+    from parastrat.search.visited import Visited
+
+#: numbers of a job that hang on its nodes, or on where it keeps states
+_OF_JOB = ("devices", "num_nodes", "backend", "offload")
 
 
 def first_fitting(jobs: Sequence[Facts], fixed: Constraints) -> tuple[int, Plan] | None:
     """Return the place of the first of some jobs that has a plan which fits, with its fastest one.
 
     Args:
-        jobs: that differ in the number of nodes alone, of several at least, the fewest first. Memory and
-            time do not hang on nodes that a plan leaves idle, so that one search does for all.
+        jobs: that differ in the number of nodes alone, of several at least, the fewest first.
         fixed: what the user settled.
     """
-    meshes = _together(jobs, fixed)
-    if not len(meshes.pp):
+    found = _searching([able_meshes(facts, fixed) for facts in jobs], jobs[-1], fixed)
+    if found is None:
         return None
-    allowed = obeying(jobs[-1], fixed, meshes, alone=True)
-    space = searched(jobs[-1], fixed, replace(allowed, meshes=_numbered(allowed.meshes)), once=True)
-    wanted = Wanted(groups=space.allowed.meshes.job, limits=_of_first, alone=True)
-    every, found = np.arange(len(wanted.groups)), nothing_of(space)
-    found.visit(every, wanted)
-    fits = in_order([each.columns for each in found.judged], space.allowed.meshes)
+    fits = _visited(found, _of_first)
     if np.min(fits.job[fits.roomy], initial=len(jobs)) > 0:
         # a job before may have plans without their margin
-        found.visit(every, replace(wanted, roomy=False))
-        fits = in_order([each.columns for each in found.judged], space.allowed.meshes)
+        fits = _visited(found, _of_first, roomy=False)
     if not len(fits.job):
         return None
     first = int(fits.job.min())
-    own = fits.job == first
+    return first, _fastest(fits, first)
+
+
+def fastest_of_each(jobs: Sequence[Columns], widest: Facts, fixed: Constraints) -> tuple[Plan | None, ...]:
+    """Return the fastest plan of each of some jobs that fits, with its margin where one does.
+
+    Args:
+        jobs: the meshes that may fit (``able_meshes``) of jobs that differ in the number of nodes, and in
+            where states are kept.
+        widest: the job on the most nodes.
+        fixed: what the user settled beside that.
+    """
+    many, found = len(jobs), _searching(jobs, widest, fixed)
+    if found is None:
+        return (None,) * many
+    fits = _visited(found, near)
+    roomy = np.bincount(fits.job[fits.roomy], minlength=many) > 0
+    if not roomy.all():
+
+        def of_poor(least: Any) -> Any:
+            return np.where(roomy[: len(least)], -np.inf, near(least))
+
+        fits = _visited(found, of_poor, roomy=False)
+    has = np.bincount(fits.job, minlength=many) > 0
+    return tuple(_fastest(fits, job) if has[job] else None for job in range(many))
+
+
+def _searching(several: Sequence[Columns], widest: Facts, fixed: Constraints) -> Visited | None:
+    """Return what is found of jobs' meshes before they are visited; None where there are none."""
+    meshes = _together(several)
+    if not len(meshes.pp):
+        return None
+    allowed = obeying(widest, fixed, meshes, alone=True)
+    space = searched(widest, fixed, replace(allowed, meshes=_numbered(allowed.meshes)), once=True)
+    return nothing_of(space)
+
+
+def _visited(found: Visited, limits: Callable[[Any], Any], *, roomy: bool = True) -> Columns:
+    """Visit all meshes, and return the plans that fit so far."""
+    meshes = found.space.allowed.meshes
+    wanted = Wanted(groups=meshes.job, limits=limits, roomy=roomy, alone=True)
+    found.visit(np.arange(len(meshes.job)), wanted)
+    return in_order([each.columns for each in found.judged], meshes)
+
+
+def _fastest(fits: Columns, job: int) -> Plan:
+    own = fits.job == job
     roomy = own & fits.roomy
-    return first, plan_at(fits, best(fits, np.flatnonzero(roomy if roomy.any() else own)))
+    return plan_at(fits, best(fits, np.flatnonzero(roomy if roomy.any() else own)))
 
 
 def _of_first(least: Any) -> Any:
@@ -59,15 +105,14 @@ def _of_first(least: Any) -> Any:
     return np.where(np.cumsum(has) - has > 0, -np.inf, near(least))
 
 
-def _together(jobs: Sequence[Facts], fixed: Constraints) -> Columns:
-    """Return the meshes of jobs that may fit, those of one behind those of another, with ``job``."""
-    several = [able_meshes(facts, fixed) for facts in jobs]
+def _together(several: Sequence[Columns]) -> Columns:
+    """Return the meshes of jobs, those of one behind those of another, with ``job``."""
     counts = [len(meshes.pp) for meshes in several]
+    own = {name: [getattr(meshes, name) for meshes in several] for name in _OF_JOB}
     return stacked(several).joined(
         {
-            "job": np.repeat(np.arange(len(jobs)), counts),
-            "devices": np.repeat([facts.hardware.world_size for facts in jobs], counts),
-            "num_nodes": np.repeat([facts.hardware.num_nodes for facts in jobs], counts),
+            "job": np.repeat(np.arange(len(several)), counts),
+            **{name: np.repeat(each, counts) for name, each in own.items() if len(set(each)) > 1},
         }
     )
 

@@ -1,9 +1,4 @@
-"""What would fit if nothing does: the changes, from the one that costs least speed to the dearest.
-
-What a change costs is told against the fastest plan of the job as it was asked, if memory were no limit.
-Compared are tokens per second of each device: on the same devices that is the order of step times, and more
-devices count for what they pay back.
-"""
+"""What would fit if nothing does."""
 
 from __future__ import annotations
 
@@ -11,11 +6,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from parastrat.assess import cases_of, estimated, plans_table
-from parastrat.columns import Columns
-from parastrat.plan import Offload
 from parastrat.ranks.states import may_fit
-from parastrat.result import NearestFit
 from parastrat.search.changes import (
     Changed,
     Fit,
@@ -25,56 +16,42 @@ from parastrat.search.changes import (
     larger_batch,
     loss_in_chunks,
     more_divisible,
-    more_nodes,
     of_elements,
     smaller_states,
     usual_format,
     within_chunks,
 )
 from parastrat.search.fastest import able_part, fastest_of, fastest_plan
-from parastrat.search.first_of import first_fitting
-from parastrat.search.obeying import offloading
+from parastrat.search.remedies import Remedies
+from parastrat.search.room import fewest_nodes, on_hosts_and_nodes
 from parastrat.search.shorter import longest_fitting
-from parastrat.tables import facts_columns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator
 
-    from parastrat.case import Case
     from parastrat.search.bounded import Searched
     from parastrat.search.changes import ModelAt
     from parastrat.search.rows import Constraints
-    from parastrat.workload import Workload
+    from parastrat.search.shorter import Misfits
 
-_MOST = 5
-#: of them, from where an even share of the states fits
-_FURTHER = 4
-#: numbers of nodes that are searched together
-_AT_ONCE = 3
+#: fewer nodes that are tried
+_FEWER = 4
 
 
-def nearest_fits(
-    space: Searched, model_at: ModelAt | None, misfits: Sequence[Case] = ()
-) -> tuple[tuple[NearestFit, ...], Case | None]:
-    """Return up to five plans that fit after a change, those that cost least speed first.
+def remedies_of(space: Searched, model_at: ModelAt | None, misfits: Misfits) -> Remedies:
+    """Return plans that fit after a change.
 
     Where none alone is enough, states in 8 bits, shorter sequences and more nodes are tried together.
-    Beside them stands the plan that their speed is held against; None where rules forbid it.
 
     Args:
         space: what was searched. A change that alters memory alone leaves its meshes and what they take.
         model_at: the model at another sequence length, in another number format.
         misfits: plans that come near to fitting. How far they are from it tells which lengths to try first.
     """
-    fits = [fit for fit in _ways(space, model_at, misfits) if fit is not None]
+    fits = tuple(fit for fit in _ways(space, model_at, misfits) if fit is not None)
     if not fits:
-        fits = [fit for fit in (_together(space, model_at, misfits),) if fit is not None]
-    aside = _memory_aside(space) if fits else None
-    cases = dict(_assessed(fits if aside is None else [*fits, aside]))
-    held_against = None if aside is None else cases[aside.changes]
-    found = [_against(held_against, fit.changes, cases[fit.changes]) for fit in fits]
-    found.sort(key=lambda fit: fit.case.estimate.tokens_per_s_per_gpu, reverse=True)
-    return tuple(found[:_MOST]), held_against
+        fits = tuple(fit for fit in (_together(space, model_at, misfits),) if fit is not None)
+    return Remedies(facts=space.facts, fits=fits, aside=_memory_aside(space) if fits else None)
 
 
 def _memory_aside(space: Searched) -> Fit | None:
@@ -83,42 +60,10 @@ def _memory_aside(space: Searched) -> Fit | None:
     return None if plan is None else Fit(changes=("memory is no limit",), facts=space.facts, plan=plan)
 
 
-def _against(aside: Case | None, changes: tuple[str, ...], case: Case) -> NearestFit:
-    if aside is None:
-        return NearestFit(changes=changes, case=case)
-    each = case.estimate.tokens_per_s_per_gpu / aside.estimate.tokens_per_s_per_gpu
-    devices = case.plan.mesh.world_size / aside.plan.mesh.world_size
-    return NearestFit(changes=changes, case=case, speed=each * devices, speed_each=each)
-
-
-def _assessed(fits: Sequence[Fit]) -> Iterator[tuple[tuple[str, ...], Case]]:
-    """Yield the plans as cases by their changes.
-
-    Those that differ in the number of nodes alone are estimated together: memory and time do not hang on
-    nodes that a plan leaves idle.
-    """
-    several: dict[tuple[int, Workload], list[Fit]] = {}
-    for fit in fits:
-        several.setdefault((id(fit.facts.model), fit.facts.workload), []).append(fit)
-    for alike in several.values():
-        widest = max((fit.facts for fit in alike), key=lambda facts: facts.hardware.num_nodes)
-        table = plans_table([fit.plan for fit in alike])
-        found = estimated(widest, Columns(facts_columns(widest) | table))
-        for row, fit in enumerate(alike):
-            yield fit.changes, cases_of(fit.facts, (fit.plan,), found, row)[0]
-
-
-def _ways(space: Searched, model_at: ModelAt | None, misfits: Sequence[Case]) -> Iterator[Fit | None]:
+def _ways(space: Searched, model_at: ModelAt | None, misfits: Misfits) -> Iterator[Fit | None]:
     facts, fixed = space.facts, space.fixed
-    more = {Offload.NONE: (Offload.OPTIMIZER, Offload.PARAMETERS), Offload.OPTIMIZER: (Offload.PARAMETERS,)}
-    for offload in more.get(fixed.offload, ()):
-        if facts.hardware.device.host_bytes_per_s is not None:
-            change = f"offload the {offload.value} to host memory"
-            changed, allowed = replace(fixed, offload=offload), offloading(space.allowed, offload)
-            fit = _fitting_of(replace(space, fixed=changed, allowed=allowed), (change,))
-            if fit is not None:
-                yield fit
-                break
+    on_hosts, on_nodes = on_hosts_and_nodes(space)
+    yield on_hosts
     asked = Changed(changes=(), facts=facts)
     freed = _fitting(asked, _unbound(fixed)) if _unbound(fixed) != fixed else None
     if freed is not None:
@@ -131,12 +76,11 @@ def _ways(space: Searched, model_at: ModelAt | None, misfits: Sequence[Case]) ->
     for other in (of_elements(asked), more_divisible(asked), larger_batch(asked)):
         yield None if other is None else _fitting(other, fixed)
     if not len(space.allowed.meshes.pp):
-        yield _first(islice(fewer_nodes(asked), _FURTHER), fixed)
+        yield _first(islice(fewer_nodes(asked), _FEWER), fixed)
         usual = None if model_at is None else usual_format(asked, model_at)
         yield None if usual is None else _fitting(usual, fixed)
-    # states do not hang on sequences
-    yield longest_fitting(asked, model_at, fixed, misfits) if may_fit(facts, fixed.offload) else None
-    yield _fewest_nodes(asked, fixed)
+    yield longest_fitting(asked, model_at, fixed, misfits)
+    yield on_nodes
 
 
 def _unbound(fixed: Constraints) -> Constraints:
@@ -144,7 +88,7 @@ def _unbound(fixed: Constraints) -> Constraints:
     return type(fixed)(offload=fixed.offload, plain_loop=fixed.plain_loop, applied=fixed.applied)
 
 
-def _together(space: Searched, model_at: ModelAt | None, misfits: Sequence[Case]) -> Fit | None:
+def _together(space: Searched, model_at: ModelAt | None, misfits: Misfits) -> Fit | None:
     """Return a plan that fits after several changes, with more nodes where nothing else helps."""
     fixed, asked = space.fixed, Changed(changes=(), facts=space.facts)
     if model_at is not None and not len(space.allowed.meshes.pp):
@@ -155,24 +99,7 @@ def _together(space: Searched, model_at: ModelAt | None, misfits: Sequence[Case]
         return longest
     times = halvings(smaller, model_at)
     shortest = halved(smaller, model_at, times) if model_at is not None and times else smaller
-    return _fewest_nodes(shortest, fixed) or _fewest_nodes(asked, fixed, None)
-
-
-def _fewest_nodes(job: Changed, fixed: Constraints, most: int | None = _FURTHER) -> Fit | None:
-    """Return the fastest plan on the fewest nodes, by doubling, that one fits.
-
-    From where an even share of the states fits only so many doublings are tried: each leaves half of the
-    states, and what is left then is activations, which further nodes free next to no room for.
-    """
-    able = islice((more for more in more_nodes(job) if may_fit(more.facts, fixed.offload)), most)
-    fit = _first(islice(able, 1), fixed)
-    # where the fewest do not help, further ones mostly do not either
-    while fit is None and (further := tuple(islice(able, _AT_ONCE))):
-        found = first_fitting([more.facts for more in further], fixed)
-        if found is not None:
-            place, plan = found
-            fit = Fit(changes=further[place].changes, facts=further[place].facts, plan=plan)
-    return fit
+    return fewest_nodes(shortest, fixed) or fewest_nodes(asked, fixed, None)
 
 
 def _first(jobs: Iterable[Changed], fixed: Constraints) -> Fit | None:

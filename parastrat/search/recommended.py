@@ -32,7 +32,7 @@ def recommendation(facts: Facts, fixed: Constraints, *, tolerance: float = TOLER
         tolerance: share by which a lower rung may be slower than the fastest and still be taken.
     """
     picks = _contenders(facts, fixed, tolerance)
-    cases, alone = assessed_with_one_device(facts, fixed, tuple(picks.values()))
+    cases, alone = assessed_with_one_device(facts, fixed, [(facts, plan) for plan in picks.values()])
     standings = {rung: Standing(case=case) for rung, case in zip(picks, cases, strict=True)}
     if alone is not None:
         standings[0] = Standing(case=_best_alone(alone))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import ceil, inf, log2
 from typing import TYPE_CHECKING
 
+from parastrat.memory import plan_memory
 from parastrat.ranks.states import least_bytes, may_fit
 from parastrat.search.changes import Fit, halved, halvings
 from parastrat.search.fastest import able_space, fastest_of, nearest_misfit
@@ -12,8 +14,8 @@ from parastrat.search.fastest import able_space, fastest_of, nearest_misfit
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from parastrat.case import Case, Facts
-    from parastrat.plan import Offload
+    from parastrat.case import Facts
+    from parastrat.plan import Offload, Plan
     from parastrat.search.bounded import Searched
     from parastrat.search.changes import Changed, ModelAt
     from parastrat.search.rows import Constraints
@@ -24,8 +26,16 @@ _OFTEN = 99
 _GUESSES = 2
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Misfits:
+    """Plans of a job that come near to fitting."""
+
+    facts: Facts
+    plans: Sequence[Plan]
+
+
 def longest_fitting(
-    job: Changed, model_at: ModelAt | None, fixed: Constraints, misfits: Sequence[Case]
+    job: Changed, model_at: ModelAt | None, fixed: Constraints, misfits: Misfits
 ) -> Fit | None:
     """Return the fastest plan at the longest of the halves of a sequence that one fits.
 
@@ -36,12 +46,16 @@ def longest_fitting(
         job: what is changed.
         model_at: the model at another length.
         fixed: what the user settled.
-        misfits: plans that come near to fitting before the change. They tell which length is tried first.
+        misfits: of the job before the change. They tell which length is tried first.
     """
     most = halvings(job, model_at)
-    if model_at is None or not most:
+    # states do not hang on sequences
+    if model_at is None or not most or not may_fit(job.facts, fixed.offload):
         return None
     first, needs = _first_guess(job.facts, fixed.offload, misfits)
+    if first > 1 and _tried(halved(job, model_at, most).facts, fixed)[1] is not None:
+        # where a half is not likely to be enough mostly no length is, which the shortest tells
+        return None
     # how often it was halved in vain, and what the plan needs then that comes nearest to fitting
     failed = [(0, needs)]
     guesses = _guesses(first, most, failed, job.facts.hardware.device.usable_memory_bytes)
@@ -67,7 +81,7 @@ def longest_fitting(
 
 def _tried(facts: Facts, fixed: Constraints) -> tuple[Searched | None, float | None]:
     """Return what is searched of a job, if any mesh may fit, and what ``nearest_misfit`` does of it."""
-    space = able_space(facts, fixed) if may_fit(facts, fixed.offload) else None
+    space = able_space(facts, fixed)
     return space, inf if space is None else nearest_misfit(space)
 
 
@@ -80,21 +94,20 @@ def _guesses(first: int, most: int, failed: Sequence[tuple[int, float]], capacit
     yield most
 
 
-def _first_guess(facts: Facts, offload: Offload, misfits: Sequence[Case]) -> tuple[int, float]:
+def _first_guess(facts: Facts, offload: Offload, misfits: Misfits) -> tuple[int, float]:
     """Return how often to halve a sequence until one of some plans may fit, by a rough guess.
 
     That is if activations and what is transient halve, and states grow or shrink with an even share of
-    them. Once where there are no plans on as many devices; and often where the rest alone does not fit.
+    them. Once where there are no plans; and often where the rest alone does not fit.
     Beside it stands what the least of the plans needs before.
     """
     share, capacity = least_bytes(facts, offload), facts.hardware.device.usable_memory_bytes
     times, needs = [], []
-    for case in misfits:
-        if case.plan.mesh.world_size != facts.hardware.world_size:
-            continue
-        memory = case.estimate.memory
+    before = least_bytes(misfits.facts, offload)
+    for plan in misfits.plans:
+        memory = plan_memory(misfits.facts, plan)
         states = memory.parameters + memory.gradients + memory.optimizer
-        stays = states * share / least_bytes(case.facts, offload) + memory.overhead
+        stays = states * share / before + memory.overhead
         halves, room = memory.activations + memory.transient, capacity - memory.margin - stays
         times.append(ceil(log2(max(halves / room, 2))) if room > 0 else _OFTEN)
         needs.append(stays + halves)

@@ -1,4 +1,4 @@
-"""One search over jobs that differ in nodes answers as one after the other does."""
+"""One search over jobs that differ in nodes, or in offload, answers as one after the other does."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from parastrat.case import Facts
+from parastrat.plan import Offload
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.search import Constraints
-from parastrat.search.fastest import fastest_plan
-from parastrat.search.first_of import first_fitting
+from parastrat.search.fastest import able_meshes, fastest_plan
+from parastrat.search.first_of import fastest_of_each, first_fitting
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision, Workload
 
@@ -55,14 +56,54 @@ def test_the_first_job_that_fits_and_its_fastest_plan_are_found(
     one_by_one = ((place, fastest_plan(each, Constraints())) for place, each in enumerate(jobs))
     expected = next(((place, plan) for place, plan in one_by_one if plan is not None), None)
     if pieces:
-        monkeypatch.setattr("parastrat.search.bounded._FEW", 0)
-        monkeypatch.setattr("parastrat.search.visited._HANDFUL", 0)
-        monkeypatch.setattr("parastrat.search.visited._MANY", 50)
-        monkeypatch.setattr("parastrat.search.best_first._FEW", 0)
+        in_pieces(monkeypatch)
     assert first_fitting(jobs, Constraints()) == expected
+
+
+def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parastrat.search.bounded._FEW", 0)
+    monkeypatch.setattr("parastrat.search.visited._HANDFUL", 0)
+    monkeypatch.setattr("parastrat.search.visited._MANY", 50)
+    monkeypatch.setattr("parastrat.search.best_first._FEW", 0)
 
 
 def test_what_is_tried_covers_each_place_and_none() -> None:
     tried = [on_nodes(*job, gib) for job in JOBS for gib in (1.5, 3.0, 4.5, 6.0, 8.0, 11.0, 15.0)]
     found = {each and each[0] for each in (first_fitting(jobs, Constraints()) for jobs in tried)}
     assert found == {0, 1, 2, None}
+
+
+OFFLOADING = Constraints(offload=Offload.OPTIMIZER)
+#: on twice and on four times as many nodes
+TIMES = {"twice": 1, "four times": 2}
+GIB = [3.0, 4.5, 8.0, 12.0, 15.0, 24.0]
+
+
+@pytest.mark.parametrize("gib", GIB)
+@pytest.mark.parametrize("times", TIMES.values(), ids=TIMES)
+@pytest.mark.parametrize("job", JOBS, ids=[f"{model} on {on}" for model, on, _ in JOBS])
+@pytest.mark.parametrize("pieces", [False, True], ids=["at once", "in pieces"])
+def test_the_fastest_plan_of_each_is_found_with_states_on_hosts_and_on_more_nodes(
+    job: tuple[str, str, int],
+    gib: float,
+    times: int,
+    pieces: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    several = on_nodes(*job, gib)
+    given, widest = several[0], several[times]
+    expected = fastest_plan(given, OFFLOADING), fastest_plan(widest, Constraints())
+    if pieces:
+        in_pieces(monkeypatch)
+    meshes = able_meshes(given, OFFLOADING), able_meshes(widest, Constraints())
+    assert fastest_of_each(meshes, widest, Constraints()) == expected
+
+
+def test_what_is_tried_has_plans_of_both_and_of_either_and_of_none() -> None:
+    def has(given: Facts, widest: Facts) -> tuple[bool, bool]:
+        on_hosts, on_more = fastest_plan(given, OFFLOADING), fastest_plan(widest, Constraints())
+        return on_hosts is not None, on_more is not None
+
+    tried = [on_nodes(*job, gib) for job in JOBS for gib in GIB]
+    found = {has(several[0], several[times]) for several in tried for times in TIMES.values()}
+    assert found == {(False, False), (True, False), (False, True), (True, True)}

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from search.test_find_plan import facts
 
+from parastrat.assess import Estimated, assess, estimated
 from parastrat.case import Facts
 from parastrat.cli.facts import resolved
 from parastrat.cli.flags import JobFlags
+from parastrat.columns import Columns
 from parastrat.estimate import Verdict
 from parastrat.hardware import Host
 from parastrat.memory.host import host_of
@@ -18,10 +20,14 @@ from parastrat.plan import Offload, Recompute
 from parastrat.result import NearestFit, SearchResult
 from parastrat.search import Constraints, find_plan
 from parastrat.search.bounded import searched
+from parastrat.search.changes import Changed, halved
 from parastrat.search.fastest import fastest_of, fastest_plan
 from parastrat.search.obeying import obeying, offloading
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision
+
+if TYPE_CHECKING:
+    from parastrat.search.changes import ModelAt
 
 
 def nothing_fits(on: str, fixed: Constraints | None = None, batch: int = 64) -> SearchResult:
@@ -283,3 +289,51 @@ def test_of_plans_that_hosts_cannot_hold_the_nearest_fits_the_devices() -> None:
     assert sharded.reason.endswith(" of its 20 GiB")
     # two copies of the states need more
     assert sharded.case.plan.mesh.dp_replicate == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "on"),
+    [("gpt3-13b", "dgx-1v-16:1"), ("llama-3.1-405b", "dgx-h100:2"), ("mixtral-8x7b", "8x-rtx-4090:1")],
+)
+def test_plans_of_a_job_and_of_what_would_fit_are_estimated_at_once_as_one_by_one(
+    model: str, on: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of one model, batch and optimizer, on whatever number of nodes."""
+    estimates: list[Facts] = []
+
+    def counted(facts: Facts, columns: Columns) -> Estimated:
+        estimates.append(facts)
+        return estimated(facts, columns)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("parastrat.search.alone.estimated", counted)
+        patched.setattr("parastrat.assess.estimated", counted)
+        result = answer(model, on)
+    assert result.chosen is None
+    kinds = {(id(job.model), job.workload.optimizer) for job in estimates}
+    assert len(kinds) == len(estimates)
+    shown = [fit.case for fit in result.nearest_fit] + [rung.case for rung in result.rungs if rung.case]
+    assert {case.hardware.num_nodes for case in shown} > {result.facts.hardware.num_nodes}
+    for case in filter(None, (*shown, result.memory_aside)):
+        assert case == assess(case.facts, case.plan)
+
+
+@pytest.mark.parametrize(
+    ("model", "on", "lengths"),
+    # of the latter not even the states fit
+    [("gpt3-13b", "8x-rtx-5090:1", [6]), ("nemotron-3-ultra", "dgx-1v-16:1", [])],
+)
+def test_that_no_length_fits_is_told_by_the_shortest_or_by_the_states(
+    model: str, on: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[int] = []
+
+    def recorded(job: Changed, model_at: ModelAt, times: int) -> Changed:
+        tried.append(times)
+        return halved(job, model_at, times)
+
+    monkeypatch.setattr("parastrat.search.shorter.halved", recorded)
+    result = answer(model, on)
+    assert result.chosen is None
+    assert not any(fit.changes[0].startswith("sequences") for fit in result.nearest_fit)
+    assert tried == lengths
