@@ -104,6 +104,14 @@ def test_a_trace_takes_the_values_of_sample_inputs_and_says_so(kept: Kept) -> No
     assert not any("sample inputs" in caveat for caveat in expected.caveats)
 
 
+def test_placeholders_that_an_operator_refuses_are_not_known() -> None:
+    def shared(x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return x * (12 // (lengths * 0))[:, None, None]
+
+    kept, expected = traced(shared), traced(lambda x, lengths: x * (12 // lengths)[:, None, None])
+    assert kept.blocks[-1].activations == expected.blocks[-1].activations
+
+
 def test_what_is_written_of_activations_is_not_known() -> None:
     with pytest.raises(ValuesError, match=r"Net\.forward depends on values"):
         traced(computed)

@@ -104,7 +104,10 @@ class KnownValues:
             return None
         known = tree_map(self._of_leaf, (args, kwargs))
         with unset_fake_temporarily(), torch.no_grad():
-            return (func(*known[0], **known[1]),)
+            try:
+                return (func(*known[0], **known[1]),)
+            except (IndexError, RuntimeError):  # of placeholders, such as lengths of 0
+                return None
 
     def _of_leaf(self, leaf: Any) -> Any:
         return self.of(leaf) if isinstance(leaf, torch.Tensor) else leaf
