@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import DTensor
 
+from parastrat.runtime.storages import storage_of
+
 
 def share_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return this rank's share of a tensor that is divided, else the tensor itself.
@@ -16,8 +18,7 @@ def share_of(tensor: torch.Tensor) -> torch.Tensor:
 
 def memory_of(tensor: torch.Tensor) -> int:
     """Return what tells the storage of this rank's share, which stays where FSDP2 frees and fills it."""
-    address: int = share_of(tensor).untyped_storage()._cdata  # noqa: SLF001  (no public accessor)
-    return address
+    return storage_of(share_of(tensor))
 
 
 def share_of_whole(whole: torch.Tensor, divided: DTensor) -> torch.Tensor:

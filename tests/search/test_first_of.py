@@ -43,9 +43,13 @@ def on_nodes(model: str, on: str, batch: int, gib: float) -> tuple[Facts, ...]:
     return tuple(replace(job, hardware=replace(job.hardware, num_nodes=nodes)) for nodes in several)
 
 
+of_jobs = pytest.mark.parametrize("job", JOBS, ids=[f"{model} on {on}" for model, on, _ in JOBS])
+at_once_and_in_pieces = pytest.mark.parametrize("pieces", [False, True], ids=["at once", "in pieces"])
+
+
 @pytest.mark.parametrize("gib", [1.5, 3.0, 4.5, 6.0, 8.0, 11.0, 15.0, 20.0, 30.0])
-@pytest.mark.parametrize("job", JOBS, ids=[f"{model} on {on}" for model, on, _ in JOBS])
-@pytest.mark.parametrize("pieces", [False, True], ids=["at once", "in pieces"])
+@of_jobs
+@at_once_and_in_pieces
 def test_the_first_job_that_fits_and_its_fastest_plan_are_found(
     job: tuple[str, str, int],
     gib: float,
@@ -81,8 +85,8 @@ GIB = [3.0, 4.5, 8.0, 12.0, 15.0, 24.0]
 
 @pytest.mark.parametrize("gib", GIB)
 @pytest.mark.parametrize("times", TIMES.values(), ids=TIMES)
-@pytest.mark.parametrize("job", JOBS, ids=[f"{model} on {on}" for model, on, _ in JOBS])
-@pytest.mark.parametrize("pieces", [False, True], ids=["at once", "in pieces"])
+@of_jobs
+@at_once_and_in_pieces
 def test_the_fastest_plan_of_each_is_found_with_states_on_hosts_and_on_more_nodes(
     job: tuple[str, str, int],
     gib: float,

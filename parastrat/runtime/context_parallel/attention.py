@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from parastrat.errors import WrapError
 from parastrat.runtime.context_parallel.positions import Positions, gathered_for_queries
+from parastrat.runtime.storages import storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,7 +105,7 @@ def _attended(call: _Call, positions: Positions, *, again: bool) -> torch.Tensor
     key, value = (gathered_for_queries(own, positions, POSITIONS) for own in (call.key, call.value))
     if not (again and torch.is_grad_enabled()):
         return _core(call, key, value, positions)
-    own = {_storage(key): call.key.detach(), _storage(value): call.value.detach()}
+    own = {storage_of(key): call.key.detach(), storage_of(value): call.value.detach()}
     with _gathered_again(own, positions):
         return _core(call, key, value, positions)
 
@@ -163,7 +164,7 @@ def _gathered_again(own: dict[int, torch.Tensor], positions: Positions) -> Itera
     once: dict[int, torch.Tensor] = {}
 
     def packed(tensor: torch.Tensor) -> Any:
-        place = _storage(tensor)
+        place = storage_of(tensor)
         if place not in own:
             return tensor
         uses[place] += 1
@@ -193,7 +194,3 @@ class _Again:
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  (fake tensors have no other identity)

@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from parastrat.runtime.leaves import tree_tensors
+from parastrat.runtime.storages import storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -126,11 +127,6 @@ class Write:
             lambda value: view if value is HERE else value, (self.args, dict(self.kwargs))
         )
         self.operator(*args, **kwargs)
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """Return what all views of a tensor share while it lives; meta tensors have no address."""
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  (no public identity)
 
 
 def write_of(step: Step, tensor: torch.Tensor) -> Write:

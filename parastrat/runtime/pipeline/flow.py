@@ -16,8 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parastrat.runtime.leaves import tensors_in, tree_tensors
+from parastrat.runtime.storages import storage_of
 from parastrat.runtime.tracing.known import NEEDS_VALUES, KnownValues
-from parastrat.runtime.tracing.operators import call_of
+from parastrat.runtime.tracing.operators import call_of, written
 
 #: operators that torch asks about devices and the like
 _QUERIES = "prim"
@@ -101,7 +102,8 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
         self.visit: Visit | None = None
         #: outputs that were written to after they were returned
         self.changed: set[Source] = set()
-        self._known = KnownValues()
+        #: values of what the forward is given
+        self.known = KnownValues()
 
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -113,14 +115,14 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
         key = (str(func), self._encoded(args), self._encoded(kwargs or {}))
         sources = frozenset[Source]().union(*(held.sources for held in inputs))
         result = self._result(func, args, kwargs or {})
-        self._known.follow(func, args, kwargs or {}, result)
+        self.known.follow(func, args, kwargs or {}, result)
         if self.visit is not None:
             call = call_of(func, args, result, self._is_parameter)
             self.visit.note(inputs, 0 if call is None else call.flops)
-        for place, tensor in enumerate(_written(func, args, kwargs or {})):
+        for place, tensor in enumerate(written(func, args, kwargs or {})):
             self._overwrite(self.held(tensor), self.intern((key, "written", place)), sources)
         for place, tensor in enumerate(tree_tensors(result)):
-            if tensor.untyped_storage()._cdata not in self._held:  # noqa: SLF001  (the address)
+            if storage_of(tensor) not in self._held:
                 made = self.held(tensor)
                 is_copy = func is _CLONE and _is_whole(args[0]) and args[0].stride() == tensor.stride()
                 made.number = inputs[0].number if is_copy else self.intern((key, place))
@@ -135,15 +137,11 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
 
     def held(self, tensor: torch.Tensor) -> Held:
         """Return what is known of a tensor's storage."""
-        storage = tensor.untyped_storage()
-        address = storage._cdata  # noqa: SLF001  (no public accessor)
+        address = storage_of(tensor)
         if address not in self._held:
-            self._held[address] = Held(storage, self._unknown(tensor, address), born=self._count)
+            number = self._unknown(tensor, address)
+            self._held[address] = Held(tensor.untyped_storage(), number, born=self._count)
         return self._held[address]
-
-    def tell(self, tensor: torch.Tensor, values: Any) -> None:
-        """Say what values a tensor has that was given."""
-        self._known.tell(tensor, values)
 
     def name(self, tensor: torch.Tensor, key: Hashable, sources: Iterable[Source] = ()) -> None:
         """Say what a tensor's storage is."""
@@ -177,7 +175,7 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
         except NEEDS_VALUES:
             if func not in {_TO_NUMBER, _PLACES}:
                 raise
-            known = self._known.answer(func, args, kwargs)
+            known = self.known.answer(func, args, kwargs)
             if known is not None:
                 return known[0]
             return _concrete(args[0].dtype) if func is _TO_NUMBER else _every_place(args[0])
@@ -234,15 +232,3 @@ def _concrete(dtype: torch.dtype) -> bool | int | float:
 def _every_place(mask: torch.Tensor) -> torch.Tensor:
     """Answer with as many places as there can be; of what passes to the next stage, shapes are watched."""
     return mask.new_empty(mask.ndim, mask.numel(), dtype=torch.int64).t()
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the arguments that an operator writes to."""
-    if not func._schema.is_mutable:  # noqa: SLF001  (no public accessor)
-        return []
-    written = []
-    for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            given = args[place] if place < len(args) else kwargs.get(argument.name)
-            written += tree_tensors(given)
-    return written

@@ -23,6 +23,7 @@ from parastrat.runtime.pipeline.between import check_buffers
 from parastrat.runtime.pipeline.checkpointed import not_reentrant
 from parastrat.runtime.pipeline.flow import Flow, Kind, Source, Visit
 from parastrat.runtime.pipeline.setting import Setting
+from parastrat.runtime.storages import storage_of
 from parastrat.runtime.tracing.fakes import fake_input, fake_module, gpu_kernels
 from parastrat.runtime.tracing.watched import explained
 from parastrat.runtime.training.batches import called
@@ -272,10 +273,10 @@ def fakes_of(
     parts, training = parts_of(module), module.training
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with fake_module(module, mode, setting.dtype) as (parameters, constants), gpu_kernels():
-        addresses = {parameter.untyped_storage()._cdata for parameter in parameters.values()}  # noqa: SLF001
+        addresses = set(map(storage_of, parameters.values()))
 
         def begin(present: frozenset[str] | None) -> Trace:
-            flow = Flow(numbers, lambda tensor: tensor.untyped_storage()._cdata in addresses)  # noqa: SLF001
+            flow = Flow(numbers, lambda tensor: storage_of(tensor) in addresses)
             for name, parameter in parameters.items():
                 known = present is None or name in present
                 key = ("parameter", name) if known else ("absent", name, id(flow))
@@ -283,11 +284,10 @@ def fakes_of(
             for index, tensor in enumerate(constants):
                 flow.name(tensor, ("constant", index))
             batch = tree_map(lambda leaf: fake_input(leaf, setting.dtype), inputs)
-            given = zip(tree_leaves(batch), tree_leaves(inputs), strict=True)
-            for index, (leaf, values) in enumerate(given):
+            for index, leaf in enumerate(tree_leaves(batch)):
                 if isinstance(leaf, torch.Tensor):
                     flow.name(leaf, ("input", index))
-                    flow.tell(leaf, values)
+            flow.known.tell(batch, inputs)
             return Trace(module=module, parts=parts, flow=flow, setting=setting, batch=batch)
 
         module.train(training)

@@ -22,6 +22,7 @@ from torch.fx import Node
 from parastrat.errors import WrapError
 from parastrat.runtime.leaves import leaves_with_paths
 from parastrat.runtime.tensor_parallel.layout import Given, Layout, kind_of
+from parastrat.runtime.tracing.masks import is_mask
 
 if TYPE_CHECKING:
     from parastrat.runtime.tensor_parallel.graph import Graph, ModuleCall
@@ -48,8 +49,7 @@ def reads_values(operator: Any, args: tuple[Any, ...]) -> bool:
 
 
 def _is_mask(index: Any) -> bool:
-    tensor = index.meta["val"] if isinstance(index, Node) else index
-    return tensor is not None and tensor.dtype in (torch.bool, torch.uint8)
+    return is_mask(index.meta["val"] if isinstance(index, Node) else index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

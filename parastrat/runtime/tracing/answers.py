@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,14 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 
 from parastrat.runtime.building import place_now
+from parastrat.runtime.storages import storage_of
+from parastrat.runtime.tracing.masks import chosen_by, takes_masks
 
 _ATEN = torch.ops.aten
 _SCALAR = _ATEN._local_scalar_dense.default  # noqa: SLF001  (operators have no public names)
 _PACKED = _ATEN._pack_padded_sequence.default  # noqa: SLF001
 #: runs the forward and the backward
 _RUNNER = Path(__file__).with_name("watched.py")
-#: operators that take what a mask chooses
-_INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,15 +53,14 @@ class Answers:
             return first.new_empty((first.numel(), first.ndim), dtype=torch.long)
         if func is _ATEN.masked_select.default:
             return first.new_empty(max(first.numel(), args[1].numel()))
-        if func.overloadpacket.__name__ in _INDEXED:
-            indices = [_everywhere(index) if _is_mask(index) else [index] for index in args[1]]
-            return func(first, list(chain.from_iterable(indices)), *args[2:], **kwargs)
+        if takes_masks(func):
+            return func(first, chosen_by(args[1], _everywhere), *args[2:], **kwargs)
         raise error
 
     def know(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether all that an operator is given are answers with values."""
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        return bool(given) and all(_key(tensor) in self._known for tensor in given)
+        return bool(given) and all(storage_of(tensor) in self._known for tensor in given)
 
     def computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return what an operator makes of answers with values."""
@@ -74,7 +72,7 @@ class Answers:
         return result
 
     def _keep(self, tensor: torch.Tensor) -> None:
-        self._known[_key(tensor)] = tensor
+        self._known[storage_of(tensor)] = tensor
 
     @property
     def sentence(self) -> str:
@@ -94,15 +92,6 @@ def _as_long(padded: torch.Tensor, _lengths: torch.Tensor, batch_first: bool) ->
     with unset_fake_temporarily():  # recurrent layers read these values
         sizes = torch.full((steps,), samples, dtype=torch.long)
     return padded.new_empty(samples * steps, *padded.shape[2:]), sizes
-
-
-def _key(tensor: torch.Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata  # noqa: SLF001  (no public accessor)
-    return address
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, torch.Tensor) and index.dtype in {torch.bool, torch.uint8}
 
 
 def _everywhere(mask: torch.Tensor) -> list[torch.Tensor]:

@@ -6,7 +6,6 @@ Lengths, grids and masks of a batch are few numbers, and tell the sizes of what 
 from __future__ import annotations
 
 import weakref
-from itertools import chain
 from typing import Any
 
 import torch
@@ -19,12 +18,12 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._pytree import tree_leaves, tree_map
 
 from parastrat.runtime.leaves import tree_tensors
+from parastrat.runtime.storages import storage_of
+from parastrat.runtime.tracing.masks import chosen_by, takes_masks
+from parastrat.runtime.tracing.operators import written
 
-_ATEN = torch.ops.aten
 #: more elements than lengths, grids and masks have are not looked at
 _MOST = 2**18
-#: operators that take what a mask chooses
-_INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index_put"})
 #: what an operator raises that a tensor without values cannot answer
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
@@ -39,10 +38,11 @@ class KnownValues:
         #: whether an operator asked for values and got them
         self.asked = False
 
-    def tell(self, fake: torch.Tensor, values: Any) -> None:
-        """Note what a tensor has that was given, if these are a few whole numbers."""
-        if isinstance(values, torch.Tensor) and not (values.is_floating_point() or values.is_complex()):
-            self._note(fake, values)
+    def tell(self, fakes: Any, given: Any) -> None:
+        """Note the values of a batch: of those tensors in it that are a few whole numbers."""
+        for fake, values in zip(tree_leaves(fakes), tree_leaves(given), strict=True):
+            if isinstance(values, torch.Tensor) and not (values.is_floating_point() or values.is_complex()):
+                self._note(fake, values)
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Note what an operator has made of known values, or written."""
@@ -53,8 +53,8 @@ class KnownValues:
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
         """Return what an operator gives that asks for values; None where they are not known."""
-        if func.overloadpacket.__name__ in _INDEXED:
-            places = self._places(args[1])
+        if takes_masks(func):
+            places = chosen_by(args[1], self._places)
             found = None if places is None else (func(args[0], places, *args[2:], **kwargs),)
         else:
             values = self._computed(func, args, kwargs)
@@ -66,7 +66,7 @@ class KnownValues:
         """Return a tensor's values; None: they are not known."""
         if not isinstance(tensor, FakeTensor):
             return None if tensor.is_meta or tensor.numel() > _MOST else tensor
-        held = self._held.get(_key(tensor))
+        held = self._held.get(storage_of(tensor))
         is_view = held is not None and held.dtype is not tensor.dtype
         if held is None or is_view or held.nbytes != tensor.untyped_storage().nbytes():
             return None
@@ -75,28 +75,25 @@ class KnownValues:
 
     def _follow_made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Note what an operator makes of known values alone."""
-        made = [leaf for leaf in tree_tensors(result) if _key(leaf) not in self._held]
+        made = [leaf for leaf in tree_tensors(result) if storage_of(leaf) not in self._held]
         if not made or sum(leaf.numel() for leaf in made) > _MOST or _is_free(func):
             return
         values = self._computed(func, args, kwargs)
         if values is not None:
             for fake, own in zip(tree_leaves(result), tree_leaves(values[0]), strict=True):
-                if isinstance(fake, torch.Tensor) and _key(fake) not in self._held:
+                if isinstance(fake, torch.Tensor) and storage_of(fake) not in self._held:
                     self._note(fake, own)
 
     def _follow_write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Write known values too, or no longer know what was written to."""
-        written: list[torch.Tensor] = []
-        for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                written += tree_tensors(args[place] if place < len(args) else kwargs.get(argument.name))
-        if all(_key(tensor) not in self._held for tensor in written):
+        changed = written(func, args, kwargs)
+        if all(storage_of(tensor) not in self._held for tensor in changed):
             return
         # a script's own tensor keeps its values
-        own = all(isinstance(tensor, FakeTensor) for tensor in written)
+        own = all(isinstance(tensor, FakeTensor) for tensor in changed)
         if not own or _is_free(func) or self._computed(func, args, kwargs) is None:
-            for tensor in written:
-                self._held.pop(_key(tensor), None)
+            for tensor in changed:
+                self._held.pop(storage_of(tensor), None)
 
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
         """Return what an operator gives of values; None where one of them is not known."""
@@ -112,20 +109,14 @@ class KnownValues:
     def _of_leaf(self, leaf: Any) -> Any:
         return self.of(leaf) if isinstance(leaf, torch.Tensor) else leaf
 
-    def _places(self, indices: Any) -> list[Any] | None:
-        """Return indices with the places that masks choose; None where a mask is not known."""
-        found: list[list[Any]] = []
-        for index in indices:
-            if not isinstance(index, torch.Tensor) or index.dtype not in {torch.bool, torch.uint8}:
-                found.append([index])
-                continue
-            mask = self.of(index)
-            if mask is None:
-                return None
-            with unset_fake_temporarily():
-                places = mask.nonzero(as_tuple=True)
-            found.append([self._faked(place) for place in places])
-        return list(chain.from_iterable(found))
+    def _places(self, mask: torch.Tensor) -> list[torch.Tensor] | None:
+        """Return the indices of what a mask chooses; None where that is not known."""
+        values = self.of(mask)
+        if values is None:
+            return None
+        with unset_fake_temporarily():
+            places = values.nonzero(as_tuple=True)
+        return [self._faked(place) for place in places]
 
     def _faked(self, values: Any) -> Any:
         """Return a tensor without the values, which are known of it."""
@@ -136,7 +127,7 @@ class KnownValues:
         return fake
 
     def _note(self, fake: torch.Tensor, values: torch.Tensor) -> None:
-        storage, key = fake.untyped_storage(), _key(fake)
+        storage, key = fake.untyped_storage(), storage_of(fake)
         elements = storage.nbytes() // fake.itemsize
         # of an expanded tensor many elements are one
         if isinstance(values, FakeTensor) or values.is_meta or not fake.numel() <= elements <= _MOST:
@@ -156,8 +147,3 @@ class KnownValues:
 def _is_free(func: Any) -> bool:
     """Return whether an operator's result may hold any values."""
     return torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.overloadpacket.__name__
-
-
-def _key(tensor: torch.Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata  # noqa: SLF001  (no public accessor)
-    return address

@@ -11,6 +11,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from parastrat.model import OperatorKind, Split
+from parastrat.runtime.leaves import tree_tensors
+from parastrat.runtime.storages import storage_of
 
 _ATEN = torch.ops.aten
 
@@ -117,14 +119,26 @@ def with_workspace(func: Any, result: Any) -> Any:
     return (output, *states, workspace.new_empty(kept))
 
 
+def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    """Return the arguments that an operator writes to."""
+    if not func._schema.is_mutable:  # noqa: SLF001  (no public accessor)
+        return []
+    found = []
+    for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            found += tree_tensors(given)
+    return found
+
+
 def moved_bytes(tensor: torch.Tensor) -> int:
     """Return the bytes to read or write a tensor once; what expands is read once."""
     return min(tensor.numel() * tensor.itemsize, tensor.untyped_storage().nbytes())
 
 
 def _is_view(outputs: list[torch.Tensor], inputs: list[torch.Tensor]) -> bool:
-    held = {tensor.untyped_storage()._cdata for tensor in inputs}  # noqa: SLF001
-    return all(tensor.untyped_storage()._cdata in held for tensor in outputs)  # noqa: SLF001
+    held = set(map(storage_of, inputs))
+    return all(storage_of(tensor) in held for tensor in outputs)
 
 
 def _product(

@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from parastrat.model import OperatorKind, Split
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.recompute import KEPT, MATMULS
+from parastrat.runtime.storages import storage_of
 from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.dividing import Dividing
 from parastrat.runtime.tracing.division import Division
@@ -76,7 +77,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         #: of each repeated block the segment of its last visit
         self._last: dict[str, int] = {}
         for name, parameter in parameters.items():
-            self._names[_key(parameter)] = name
+            self._names[storage_of(parameter)] = name
             self.allocation(parameter).constant = True
         for tensor in constants:
             self.allocation(tensor).constant = True
@@ -99,7 +100,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         if not self._backward:
             if self._casts and func is _CAST and self._is_parameter(args[0]):
                 # memory counts it with the weights
-                name = self._names[_key(result)] = self._names[_key(args[0])]
+                name = self._names[storage_of(result)] = self._names[storage_of(args[0])]
                 self.cast.add(name)
                 self.allocation(result).constant = True
             self._note(func, args, kwargs, result)
@@ -262,7 +263,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         allocation = self.allocation(tensor)
         allocation.last_used = self.current
         allocation.differentiable |= tensor.requires_grad
-        name = self._names.get(_key(tensor)) if allocation.constant else None
+        name = self._names.get(storage_of(tensor)) if allocation.constant else None
         if name is not None:
             self.segments[self.current].parameters[name] = None
 
@@ -271,7 +272,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         held, weights = [], []
         for leaf in tree_leaves(arguments):
             if isinstance(leaf, torch.Tensor):
-                name, known = self._names.get(_key(leaf)), self._alive.get(_key(leaf))
+                name, known = self._names.get(storage_of(leaf)), self._alive.get(storage_of(leaf))
                 if name is not None:
                     weights.append(name)
                 elif known is not None:
@@ -279,9 +280,4 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         return held, weights
 
     def _is_parameter(self, tensor: torch.Tensor) -> bool:
-        return _key(tensor) in self._names
-
-
-def _key(tensor: torch.Tensor) -> int:
-    address: int = tensor.untyped_storage()._cdata  # noqa: SLF001  (no public accessor)
-    return address
+        return storage_of(tensor) in self._names

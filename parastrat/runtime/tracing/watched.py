@@ -10,12 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
     FakeTensorMode,
     UnsupportedOperatorException,
 )
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from parastrat.errors import ModelError, ValuesError
 from parastrat.runtime.blocks import repeated_blocks
@@ -27,6 +25,7 @@ from parastrat.runtime.tracing.budget import Budget
 from parastrat.runtime.tracing.division import Division
 from parastrat.runtime.tracing.example_loss import example_loss
 from parastrat.runtime.tracing.fakes import fake_input, fake_module, gpu_kernels
+from parastrat.runtime.tracing.known import NEEDS_VALUES
 from parastrat.runtime.tracing.tracker import Tracker
 from parastrat.runtime.tracing.twins import two_of_a_kind
 from parastrat.workload import Precision
@@ -93,9 +92,7 @@ def watched_steps(
 
         def told(batch: Any, given: Any) -> Tracker:
             tracker = Tracker(parameters, constants, answers, casts=setting.autocast, division=division)
-            for leaf, values in zip(tree_leaves(batch), tree_leaves(given), strict=True):
-                if isinstance(leaf, torch.Tensor):
-                    tracker.known.tell(leaf, values)
+            tracker.known.tell(batch, given)
             return tracker
 
         def watched(batch: Any, given: Any) -> Tracker:
@@ -163,7 +160,7 @@ def explained(module: nn.Module) -> Iterator[None]:
         yield
     except ModelError:
         raise
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+    except NEEDS_VALUES as error:
         raise ValuesError(
             f"{name}.forward depends on values at {error.func}: {_place(error)}",
             hint="tracing knows shapes only: replace `if tensor`, .item(), .tolist(), nonzero and "
