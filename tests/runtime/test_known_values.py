@@ -132,14 +132,16 @@ def test_a_scripts_own_tensor_is_written_once() -> None:
 def test_stages_send_what_the_values_make_of_it() -> None:
     setting = Setting(precision=Precision.FP32, autocast=True)
     module = Net().to("meta")
-    _, way = followed(module, Example(inputs=batch()), setting)
+    with followed(module, Example(inputs=batch()), setting) as (_, whole):
+        way = whole.route
     assert [event.tensors[0].shape[1] for event in way.events[1:]] == [_LONGEST] * 5
 
 
 def test_values_that_no_forward_runs_with_are_placeholders() -> None:
     setting = Setting(precision=Precision.FP32, autocast=True)
     given = batch() | {"lengths": torch.zeros(_SAMPLES, dtype=torch.long)}
-    _, way = followed(Net(often).to("meta"), Example(inputs=given), setting)
+    with followed(Net(often).to("meta"), Example(inputs=given), setting) as (_, whole):
+        way = whole.route
     assert [event.tensors[0].shape[1] for event in way.events] == [_POSITIONS] * 6
 
 

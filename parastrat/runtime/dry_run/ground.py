@@ -6,7 +6,6 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import UsageError
@@ -14,6 +13,7 @@ from parastrat.runtime.dry_run.losses import losses_of_shares
 from parastrat.runtime.dry_run.replicas import replicas_alone, replicas_on_fakes
 from parastrat.runtime.dry_run.watch import Watch, storages_followed
 from parastrat.runtime.slots import slots_of
+from parastrat.runtime.tracing.fake_mode import FakeMode
 from parastrat.runtime.tracing.fakes import gpu_kernels
 from parastrat.runtime.tracing.watched import explained
 from parastrat.runtime.training.step import dividing_logits
@@ -71,7 +71,7 @@ class Fakes:
         self.device = torch.device("cpu")
         self.watch = Watch()
         self.meter: Meter = self.watch
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = FakeMode()
 
     def steps(self, model: nn.Module) -> int:
         # in the second DDP makes its buckets anew

@@ -14,10 +14,11 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from parastrat.dry_run import DryRun, Traffic
-from parastrat.plan import Compile, PipelineSchedule
+from parastrat.plan import Compile
 from parastrat.runtime.apply import wrap
 from parastrat.runtime.chunked_loss import LossInChunks
 from parastrat.runtime.dry_run.alone import others_agree, pretend
+from parastrat.runtime.dry_run.few import with_few_micro_batches
 from parastrat.runtime.dry_run.ground import Fakes, Ground, Real
 from parastrat.runtime.dry_run.stepping import OnShares
 from parastrat.runtime.dry_run.watch import Watch
@@ -44,9 +45,6 @@ if TYPE_CHECKING:
     from parastrat.runtime.tensor_parallel.layout import Left
     from parastrat.runtime.wrapping import Wrapping
     from parastrat.workload import Workload
-
-#: a step's memory repeats from the second micro-batch on
-_MICRO_BATCHES = 2
 
 #: as on GPUs, where they take all parameters at once, but for Adafactor, which takes one after the other
 #: there too; on CPUs torch takes one after the other unless told
@@ -155,14 +153,15 @@ def _built(builder: Builder, chunks: int) -> Any:
 def _received(wrapping: Wrapping) -> int:
     """Return the bytes that a rank's stages receive into for one micro-batch, both ways; 0 without any.
 
-    With the gradients that a split backward leaves in what was received forward.
+    With the gradients that a split backward leaves in what was received forward: from a stage of this rank
+    these are what that stage receives on the way back.
     """
     if wrapping.pipeline is None:
         return 0
     split = schedule_of(wrapping.plan) in SPLIT_ALWAYS
     return sum(
-        buffer.nbytes * (2 if split and buffer.requires_grad else 1)
-        for buffer in wrapping.pipeline.receiving()
+        each.buffer.nbytes * (2 if split and each.buffer.requires_grad and not each.is_own else 1)
+        for each in wrapping.pipeline.receiving()
     )
 
 
@@ -172,23 +171,6 @@ def _held(module: nn.Module, watch: Watch) -> int:
     for slot in slots_of(module):
         watch.hold(slot.current())
     return watch.live - buckets
-
-
-def with_few_micro_batches(plan: Plan) -> Plan:
-    """Return the plan with no more micro-batches than memory hangs on, but for a pipeline's buffers.
-
-    Under GPipe these are all. Under 1F1B the first rank is full with one for each rank, and again, beside
-    gradients, with one more; other schedules that hold few are full after two for each rank and chunk.
-    """
-    steps, pp = plan.gradient_accumulation_steps, plan.mesh.pp
-    if pp == 1:
-        return replace(plan, gradient_accumulation_steps=min(steps, _MICRO_BATCHES))
-    schedule = schedule_of(plan)
-    if schedule is PipelineSchedule.ONE_F_ONE_B:
-        return replace(plan, gradient_accumulation_steps=min(steps, pp + 1))
-    if schedule is PipelineSchedule.GPIPE or steps % pp:
-        return plan
-    return replace(plan, gradient_accumulation_steps=min(steps, 2 * pp * plan.virtual_stages))
 
 
 def step_traffic(model: nn.Module, batch: Any) -> tuple[Traffic, ...]:

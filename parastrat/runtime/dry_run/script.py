@@ -38,6 +38,7 @@ from parastrat.runtime.dry_run.replicas import replicas_on_fakes
 from parastrat.runtime.dry_run.steps import Ended, Steps
 from parastrat.runtime.dry_run.values import Values, parameters_on_device
 from parastrat.runtime.dry_run.watch import Watch, storages_followed
+from parastrat.runtime.tracing.fake_mode import FakeMode
 from parastrat.runtime.tracing.fakes import gpu_kernels
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ def _left_out(said: dict[str, None]) -> Iterator[None]:
     load, begin = torch.load, DataLoader.__init__
 
     def without_values(*args: Any, **keywords: Any) -> Any:
-        with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True):  # noqa: SLF001
+        with FakeMode():
             return load(*args, **keywords)
 
     def alone(loader: DataLoader[Any], *args: Any, **keywords: Any) -> None:

@@ -11,13 +11,14 @@ from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from parastrat.runtime.backward import in_backward
 from parastrat.runtime.tracing import fakes
+from parastrat.runtime.tracing.fake_mode import FakeMode
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -43,7 +44,7 @@ class Values(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        self.fakes = FakeTensorMode(allow_non_fake_inputs=True)
+        self.fakes = FakeMode()
         #: what is made now is made on the device
         self.making_on_device = False
         #: where values were read that are not there, and what was taken for them
@@ -93,7 +94,7 @@ class Values(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leave
         return taken
 
     def _belongs_on_device(self, func: Any, args: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
-        with _disable_current_modes(), FakeTensorMode(allow_non_fake_inputs=True):
+        with _disable_current_modes(), FakeMode():
             made = [leaf for leaf in tree_leaves(func(*args, **keywords)) if isinstance(leaf, torch.Tensor)]
         # modes of functions, which see where tensors are made, are off inside of backward
         backward = in_backward()

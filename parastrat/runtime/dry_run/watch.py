@@ -60,11 +60,16 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
     ) -> Any:
         if DTensor in types:  # they send and compute by operators of their shares, which come by then
             return NotImplemented
+        # functions were seen where a script calls them; each look at a tensor below would be seen as one
+        with torch._C.DisableTorchFunction():  # noqa: SLF001  (no public name)
+            return self._watched(func, args, kwargs or {})
+
+    def _watched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if func is _DEVICE and type(args[0]) is FakeTensor:  # two calls in three ask for it
             return args[0].fake_device
         if func is _WAIT and type(args[0]) is FakeTensor:
             return args[0]  # as it does with a real one; of a fake one it would make another
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         if self._aside:
             return result
         if func.namespace in _COLLECTIVES:

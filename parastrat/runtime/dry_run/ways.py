@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from parastrat.runtime.pipeline import build, pipelined
-from parastrat.runtime.pipeline.route import route_of
+from parastrat.runtime.pipeline.following import route_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

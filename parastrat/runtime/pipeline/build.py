@@ -116,13 +116,14 @@ def cut_of(
     Raises:
         WrapError: if it cannot be cut, or the stages would compute something else.
     """
-    batch, route = traced(skeleton, example, setting)
-    joined = () if layout is None else tuple(map(divided_between, layout.groups))
-    spans = spans_of(skeleton, route, plan.mesh.pp * plan.virtual_stages, joined)
-    owners = owners_of(route, spans, slots_of(skeleton))
-    _check_crossing(route, spans, plan)
-    _check_ties(owners, plan)
-    prove(skeleton, batch, setting, spans, owners)
+    with traced(skeleton, example, setting) as (_, whole):
+        route = whole.route
+        joined = () if layout is None else tuple(map(divided_between, layout.groups))
+        spans = spans_of(skeleton, route, plan.mesh.pp * plan.virtual_stages, joined)
+        owners = owners_of(route, spans, slots_of(skeleton))
+        _check_crossing(route, spans, plan)
+        _check_ties(owners, plan)
+        prove(whole, spans, owners)
     return Cut(route=route, spans=spans, owners=owners)
 
 

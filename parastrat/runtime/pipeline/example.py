@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from parastrat.errors import ModelError, ValuesError, WrapError
-from parastrat.runtime.pipeline.route import Route, route_of
+from parastrat.runtime.pipeline.following import Whole, followed
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.tracing.example_inputs import (
     ExampleInputs,
@@ -34,8 +36,9 @@ class Example:
     sequence_length: int | None = None
 
 
-def traced(module: nn.Module, example: Example, setting: Setting) -> tuple[Any, Route]:
-    """Return a micro-batch and the way that the forward takes for it.
+@contextmanager
+def traced(module: nn.Module, example: Example, setting: Setting) -> Iterator[tuple[Any, Whole]]:
+    """Yield a micro-batch and what the forward does with it.
 
     Raises:
         WrapError: if the forward cannot be traced with what was given or guessed.
@@ -47,14 +50,19 @@ def traced(module: nn.Module, example: Example, setting: Setting) -> tuple[Any, 
     batches = [made(inputs.make, _SAMPLES, length) for length in _lengths(example, inputs)]
     shapes = [shapes_alone(batch) for batch in batches]
     # values of an example may be no more than placeholders
-    batches = shapes if inputs.guessed else [*batches, *shapes]
+    with ExitStack() as stack:
+        yield _first(module, shapes if inputs.guessed else [*batches, *shapes], setting, stack)
+
+
+def _first(module: nn.Module, batches: list[Any], setting: Setting, stack: ExitStack) -> tuple[Any, Whole]:
+    """Return the first micro-batch that the forward takes; what is followed ends with ``stack``."""
     for batch in batches[:-1]:
         try:
-            return batch, route_of(module, batch, setting)
+            return batch, stack.enter_context(followed(module, batch, setting))
         except ModelError:
             continue  # a bad guess; the last one's failure is told
     try:
-        return batches[-1], route_of(module, batches[-1], setting)
+        return batches[-1], stack.enter_context(followed(module, batches[-1], setting))
     except ModelError as error:
         raise _untraced(error) from error
 

@@ -16,14 +16,15 @@ from parastrat.errors import UsageError
 from parastrat.runtime.pipeline.border import Border, Parcel
 from parastrat.runtime.pipeline.copies import Copies, copies_of
 from parastrat.runtime.pipeline.cut import Cut, Span, check_owners
+from parastrat.runtime.pipeline.following import route_of
 from parastrat.runtime.pipeline.job import Job, LossOf, index_of
 from parastrat.runtime.pipeline.keeping import stand_in
 from parastrat.runtime.pipeline.own_weights import OwnWeights
 from parastrat.runtime.pipeline.pending import Unread
 from parastrat.runtime.pipeline.prune import Absent
-from parastrat.runtime.pipeline.route import Route, route_of
+from parastrat.runtime.pipeline.route import Route
 from parastrat.runtime.pipeline.same import check_same_batches, signature
-from parastrat.runtime.pipeline.schedule import Run
+from parastrat.runtime.pipeline.schedule import Received, Run
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.staged import Passage, Stage
 from parastrat.runtime.pipeline.stand_ins import StandIns
@@ -109,7 +110,7 @@ class Pipeline:
                 average_over_data(self.modules.values(), self.wrapping.mesh)
         return failures[0] if failures else None
 
-    def receiving(self) -> list[torch.Tensor]:
+    def receiving(self) -> list[Received]:
         """Return what the last schedule's stages receive one micro-batch into: activations, gradients."""
         return [] if self._run is None else self._run[1].receiving()
 

@@ -8,7 +8,6 @@ number that occurs nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Any
 
 import torch
@@ -18,40 +17,31 @@ from parastrat.errors import WrapError
 from parastrat.runtime.pipeline.border import Border
 from parastrat.runtime.pipeline.cut import Span
 from parastrat.runtime.pipeline.flow import Flow, Source
-from parastrat.runtime.pipeline.route import Route, TensorShape, Trace, fakes_of, parts_of
-from parastrat.runtime.pipeline.setting import Setting
+from parastrat.runtime.pipeline.following import Trace, Whole
+from parastrat.runtime.pipeline.route import Route, TensorShape, parts_of
 from parastrat.runtime.pipeline.staged import Passage, Stage
 from parastrat.runtime.untouched import untouched
 
 
-def prove(
-    module: nn.Module,
-    inputs: Any,
-    setting: Setting,
-    spans: tuple[Span, ...],
-    owners: dict[str, tuple[int, ...]],
-) -> None:
+def prove(whole: Whole, spans: tuple[Span, ...], owners: dict[str, tuple[int, ...]]) -> None:
     """Check the stages against the module.
 
     Raises:
         WrapError: if they compute something else.
     """
-    numbers: dict[Hashable, int] = {}
-    with fakes_of(module, inputs, setting, numbers) as begin:
-        whole = begin(None)
-        route, output = whole.run()
-        expected = whole.flow.numbers_of(output)
-        if not expected:
-            raise WrapError(
-                f"{type(module).__name__} returns {type(output).__name__}, in which no tensor was found to "
-                "compare",
-                hint="return tensors, alone or in tuples, dicts or dataclasses, or plan --pp 1",
-            )
-        known: dict[Source, tuple[torch.Tensor, int]] = {}
-        for span in spans:
-            held = frozenset(name for name, stages in owners.items() if span.stage in stages)
-            trace = begin(held)
-            output = _staged(trace, route, span, known)
+    module, output = whole.module, whole.output
+    expected = whole.flow.numbers_of(output)
+    if not expected:
+        raise WrapError(
+            f"{type(module).__name__} returns {type(output).__name__}, in which no tensor was found to "
+            "compare",
+            hint="return tensors, alone or in tuples, dicts or dataclasses, or plan --pp 1",
+        )
+    known: dict[Source, tuple[torch.Tensor, int]] = {}
+    for span in spans:
+        held = frozenset(name for name, stages in owners.items() if span.stage in stages)
+        trace = whole.begin(held)
+        output = _staged(trace, whole.route, span, known)
     if trace.flow.numbers_of(output) != expected:
         hooked = [name for name, part in parts_of(module).items() if _has_hooks(part)]
         if hooked:

@@ -26,6 +26,15 @@ class Ends:
     leaving: tuple[TensorShape, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """What a tensor of one micro-batch is received into."""
+
+    buffer: torch.Tensor
+    #: another stage of this rank hands it on
+    is_own: bool
+
+
 class Run:
     """One schedule for micro-batches of known shapes.
 
@@ -81,12 +90,17 @@ class Run:
             *first, target=indices if self._last else None, return_outputs=False, micro_batch=indices
         )
 
-    def receiving(self) -> list[torch.Tensor]:
+    def receiving(self) -> list[Received]:
         """Return what one micro-batch is received into: activations, and gradients on the way back."""
+        own = {stage.stage_index for stage in self._stages}
         kept = [info for stage in self._stages for info in (stage.args_recv_info, stage.grad_recv_info)]
         slots = [slot for each in kept for slot in each.get(0, ())]
-        # those of the module's own inputs have none
-        return [buffer for slot in slots if (buffer := getattr(slot, "buffer", None)) is not None]
+        return [
+            Received(buffer=buffer, is_own=slot.source in own)
+            for slot in slots
+            # those of the module's own inputs have none
+            if (buffer := getattr(slot, "buffer", None)) is not None
+        ]
 
 
 class _Stage(PipelineStage):

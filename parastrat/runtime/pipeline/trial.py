@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from parastrat.runtime.building import described
 from parastrat.runtime.pipeline.flow import Flow
 from parastrat.runtime.pipeline.passing import NotStagedError
 from parastrat.runtime.slots import slots_of
+from parastrat.runtime.tracing.fake_mode import FakeMode
 from parastrat.runtime.tracing.fakes import constant_names, fake_module, gpu_kernels
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class _Trial:
 
     def __init__(self, draft: Draft, staging: Staging, names: Mapping[str, Any]) -> None:
         self._draft, self._staging, self._names = draft, staging, names
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        self._mode = FakeMode()
         self._known = {alias: slot.name for slot in slots_of(draft.module) for alias in slot.names}
         self._constants = {name: index for index, name in enumerate(constant_names(draft.module))}
         #: by all stages before, each with its number

@@ -15,6 +15,7 @@ from parastrat.runtime.building import class_name
 from parastrat.runtime.caches import without_caches
 from parastrat.runtime.pipeline.build import cut_of
 from parastrat.runtime.pipeline.example import Example, traced
+from parastrat.runtime.pipeline.following import followed
 from parastrat.runtime.pipeline.passing import (
     NotStagedError,
     Stages,
@@ -24,7 +25,6 @@ from parastrat.runtime.pipeline.passing import (
     received_by,
     stages_of,
 )
-from parastrat.runtime.pipeline.route import fakes_of
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.slots import Slot, slots_of
 from parastrat.runtime.tensor_parallel.dropout import drops
@@ -75,15 +75,14 @@ def staged(module: nn.Module, plan: Plan, example: Example) -> Draft:
     if statistics:
         _check_statistics(plan)
     cut = cut_of(module, example, setting, plan)
-    inputs, takes = _given(module, traced(module, example, setting)[0])
+    with traced(module, example, setting) as (batch, _):
+        inputs, takes = _given(module, batch)
+    with followed(module, inputs, setting) as whole:
+        output, logits = _logits(whole.output)
+        expected = whole.flow.numbers_of(logits)
     slots = slots_of(module)
     stages = stages_of(cut, [name for slot in slots if slot.is_parameter for name in slot.names])
     _check_parameters(module, slots, stages)
-    numbers: dict[Hashable, int] = {}
-    with fakes_of(module, inputs, setting, numbers) as begin:
-        trace = begin(None)
-        output, logits = _logits(trace.run()[1])
-        expected = trace.flow.numbers_of(logits)
     alike = alike_between(cut, stages, inputs)
     received = _received(cut, stages, needed=alike is None)
     general = Staging(
@@ -108,7 +107,7 @@ def staged(module: nn.Module, plan: Plan, example: Example) -> Draft:
         module=module,
         setting=setting,
         inputs=inputs,
-        numbers=numbers,
+        numbers=whole.numbers,
         expected=expected,
     )
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import (
-    FakeTensorMode,
     UnsupportedOperatorException,
 )
 from torch.utils._pytree import tree_map
@@ -24,6 +23,7 @@ from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.budget import Budget
 from parastrat.runtime.tracing.division import Division
 from parastrat.runtime.tracing.example_loss import example_loss
+from parastrat.runtime.tracing.fake_mode import FakeMode
 from parastrat.runtime.tracing.fakes import fake_input, fake_module, gpu_kernels
 from parastrat.runtime.tracing.known import NEEDS_VALUES
 from parastrat.runtime.tracing.tracker import Tracker
@@ -81,7 +81,7 @@ def watched_steps(
     Raises:
         ModelError: the forward cannot run without values, or raises.
     """
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    mode = FakeMode()
     with (
         caches_off(module),
         fake_module(module, mode, setting.weights) as (parameters, constants),
@@ -114,7 +114,7 @@ def watched_steps(
     return trackers
 
 
-def _watch(module: nn.Module, batch: Any, setting: Setting, tracker: Tracker, mode: FakeTensorMode) -> None:
+def _watch(module: nn.Module, batch: Any, setting: Setting, tracker: Tracker, mode: FakeMode) -> None:
     hooks = torch.autograd.graph.saved_tensors_hooks(tracker.saved, tracker.wanted)
     with _segments(module, tracker), mode, tracker, explained(module), hooks:
         # a training loop's variable holds what the model returned while backward runs

@@ -98,3 +98,10 @@ class Looks(Chain):
 
 def sample_inputs(micro_batch_size: int, sequence_length: int) -> torch.Tensor:
     return torch.zeros(micro_batch_size, sequence_length, dtype=torch.long)
+
+
+class Long(Chain):
+    """Four virtual stages hold a layer each, as do eight."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=8)

@@ -23,8 +23,7 @@ from parastrat.plan import Backend, Compile, Mesh, PipelineSchedule, Plan, Recom
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.runtime.dry_run import alone, ranks_to_run, run_kinds, run_on_fakes
 from parastrat.runtime.dry_run import rank as rank_module
-from parastrat.runtime.dry_run.apart import apart
-from parastrat.runtime.dry_run.rank import Task, _caveats, dry_run
+from parastrat.runtime.dry_run.rank import _caveats
 from parastrat.runtime.tensor_parallel import computed
 from parastrat.runtime.tensor_parallel.layout import Left
 from parastrat.sources import load_source
@@ -232,28 +231,6 @@ def test_each_micro_batch_of_a_pipeline_has_buffers_of_its_own() -> None:
     buffer = 2 * 8 * WIDTH * 4
     assert many.forward_backward - few.forward_backward == 9 * buffer
     assert many.optimizer_step - few.optimizer_step == 9 * buffer
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_buffers_that_are_added_are_those_of_micro_batches_that_run(rank: int) -> None:
-    own = plan(
-        mesh=Mesh(pp=2),
-        pp_schedule=PipelineSchedule.ONE_F_ONE_B,
-        shard=Shard.NONE,
-        gradient_accumulation_steps=7,
-    )
-    task = Task(ref=f"{HERE}:Chain", plan=own, workload=workload(own), rank=rank)
-    added = apart(dry_run, task)
-    whole = apart(_with_all_micro_batches, task)
-    assert (added.micro_batches, whole.micro_batches) == (3, 7)
-    # torch keeps the number of each micro-batch, 8 bytes
-    assert added.forward_backward == pytest.approx(whole.forward_backward, abs=200)
-    assert added.optimizer_step == pytest.approx(whole.optimizer_step, abs=200)
-
-
-def _with_all_micro_batches(task: Task) -> DryRun:
-    with patch.object(rank_module, "with_few_micro_batches", lambda own: own):
-        return dry_run(task)
 
 
 def test_ranks_that_run_together_find_what_each_finds_alone() -> None:

@@ -11,8 +11,9 @@ from parastrat.errors import WrapError
 from parastrat.plan import PipelineSchedule
 from parastrat.runtime.pipeline.cut import owners_of, spans_of
 from parastrat.runtime.pipeline.example import Example, traced
+from parastrat.runtime.pipeline.following import followed, route_of
 from parastrat.runtime.pipeline.proof import prove
-from parastrat.runtime.pipeline.route import Route, route_of
+from parastrat.runtime.pipeline.route import Route
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.slots import slots_of
 from parastrat.schedules import rank_of_stage, stages_of_rank
@@ -99,11 +100,12 @@ def test_the_proof_sees_a_weight_in_the_wrong_stage(stages: int) -> None:
     way = route(model)
     spans = spans_of(model, way, stages)
     owners = owners_of(way, spans, slots_of(model))
-    prove(model, TOKENS, FP32, spans, owners)
-    with pytest.raises(WrapError, match="do not compute what it computes as a whole"):
-        prove(model, TOKENS, FP32, spans, owners | {"layers.3.up.bias": (0,)})
-    with pytest.raises(WrapError, match="do not compute"):
-        prove(model, TOKENS, FP32, spans, owners | {"embed.weight": (0,)})
+    with followed(model, TOKENS, FP32) as whole:
+        prove(whole, spans, owners)
+        with pytest.raises(WrapError, match="do not compute what it computes as a whole"):
+            prove(whole, spans, owners | {"layers.3.up.bias": (0,)})
+        with pytest.raises(WrapError, match="do not compute"):
+            prove(whole, spans, owners | {"embed.weight": (0,)})
 
 
 class Following(nn.Module):
@@ -184,20 +186,20 @@ class Distinct(Gpt):
 
 
 def test_a_forward_that_depends_on_values_is_not_followed() -> None:
-    with pytest.raises(
-        WrapError, match=r"cannot be followed: Distinct\.forward depends on values"
-    ) as caught:
-        traced(Distinct().to("meta"), Example(inputs=TOKENS), FP32)
+    tracing = traced(Distinct().to("meta"), Example(inputs=TOKENS), FP32)
+    told = r"cannot be followed: Distinct\.forward depends on values"
+    with pytest.raises(WrapError, match=told) as caught, tracing:
+        pass
     assert "plan without pp" in caught.value.hint
 
 
 def test_a_forward_is_followed_at_the_length_that_is_known() -> None:
     module = Gpt(layers=2).to("meta")
     # of longer ones than it has positions a guess is followed
-    for length, followed in ((None, 16), (8, 8), (48, 16)):
-        batch, way = traced(module, Example(sequence_length=length), FP32)
-        assert batch.shape == (2, followed)
-        assert way.events[0].tensors[0].shape[1] == followed
+    for length, taken in ((None, 16), (8, 8), (48, 16)):
+        with traced(module, Example(sequence_length=length), FP32) as (batch, whole):
+            assert batch.shape == (2, taken)
+            assert whole.route.events[0].tensors[0].shape[1] == taken
 
 
 def test_places_of_stages() -> None:
