@@ -19,10 +19,8 @@ from torch.utils._pytree import tree_leaves
 
 from parastrat.dry_run import Traffic
 from parastrat.runtime.shares import share_of
+from parastrat.runtime.tracing.fake_mode import asked, is_question
 
-#: operators that torch asks about devices and the like
-_QUERIES = "prim"
-_DEVICE = torch.ops.prim.device.default
 _WAIT = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001  (operators have no public names)
 #: DTensors' way to know the shape of an operator's result
 _PROPAGATES = "_propagate_tensor_meta_non_cached"
@@ -65,8 +63,8 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
             return self._watched(func, args, kwargs or {})
 
     def _watched(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if func is _DEVICE and type(args[0]) is FakeTensor:  # two calls in three ask for it
-            return args[0].fake_device
+        if is_question(func):  # two calls in three
+            return asked(func, args, kwargs)
         if func is _WAIT and type(args[0]) is FakeTensor:
             return args[0]  # as it does with a real one; of a fake one it would make another
         result = func(*args, **kwargs)
@@ -74,10 +72,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves
             return result
         if func.namespace in _COLLECTIVES:
             self._note(func, (args, kwargs), result)
-        if func.namespace != _QUERIES:
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, self._kind):
-                    self.hold(leaf)
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, self._kind):
+                self.hold(leaf)
         return result
 
     def hold(self, tensor: torch.Tensor) -> None:

@@ -17,11 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from parastrat.runtime.leaves import tensors_in, tree_tensors
 from parastrat.runtime.storages import storage_of
+from parastrat.runtime.tracing.fake_mode import asked, is_question
 from parastrat.runtime.tracing.known import NEEDS_VALUES, KnownValues
 from parastrat.runtime.tracing.operators import call_of, written
 
-#: operators that torch asks about devices and the like
-_QUERIES = "prim"
 #: tensors of at most so many elements are told apart by their values
 _SMALL = 64
 
@@ -108,8 +107,8 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func.namespace == _QUERIES:
-            return func(*args, **(kwargs or {}))
+        if is_question(func):
+            return asked(func, args, kwargs or {})
         self._count += 1
         inputs = [self.held(leaf) for leaf in tree_tensors((args, kwargs))]
         key = (str(func), self._encoded(args), self._encoded(kwargs or {}))

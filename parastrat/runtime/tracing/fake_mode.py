@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+_DEVICE = torch.ops.prim.device.default
 #: what operators are given beside tensors, mostly
 _CONSTANTS = {int, float, bool, type(None), str, torch.dtype, torch.device, torch.layout}
 
@@ -47,6 +48,18 @@ class FakeMode(FakeTensorMode):  # type: ignore[no-untyped-call]  # torch leaves
             and tensor.layout is torch.strided
             and not tensor._has_symbolic_sizes_strides  # noqa: SLF001  (no public accessor)
         )
+
+
+def is_question(func: Any) -> bool:
+    """Return whether torch asks something of a tensor, rather than have it computed with."""
+    return bool(func.namespace == "prim")
+
+
+def asked(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what torch asks of a tensor: most of the time for its device, which fake ones know."""
+    if func is _DEVICE and type(args[0]) is FakeTensor:
+        return args[0].fake_device
+    return func(*args, **kwargs)
 
 
 def _traits(tensor: torch.Tensor) -> tuple[object, ...]:

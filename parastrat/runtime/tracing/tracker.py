@@ -20,13 +20,12 @@ from parastrat.runtime.storages import storage_of
 from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.dividing import Dividing
 from parastrat.runtime.tracing.division import Division
+from parastrat.runtime.tracing.fake_mode import asked, is_question
 from parastrat.runtime.tracing.known import NEEDS_VALUES, KnownValues
 from parastrat.runtime.tracing.operators import FLASH, call_of, with_workspace
 from parastrat.runtime.tracing.recorded import Allocation, Segment
 
 _ADD, _CAST = torch.ops.aten.add.Tensor, torch.ops.aten._to_copy.default  # noqa: SLF001  (no public name)
-#: operators that torch asks about devices and the like
-_QUERIES = "prim"
 
 
 class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -85,12 +84,12 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     def __torch_dispatch__(
         self, func: Any, _types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if is_question(func):
+            return asked(func, args, kwargs or {})
         if self._answers is not None and self._answers.know(args, kwargs or {}):
             return self._answers.computed(func, args, kwargs or {})
         result = with_workspace(func, self._result(func, args, kwargs or {}))
         self.known.follow(func, args, kwargs or {}, result)
-        if func.namespace == _QUERIES:
-            return result
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         way = Split.REPLICATED
         if self.dividing.divides:
