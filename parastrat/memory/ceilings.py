@@ -5,8 +5,10 @@ Each part is no less than what formulas of the moments make of it, and little mo
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import TYPE_CHECKING
 
+from parastrat.elementwise import larger, smaller
 from parastrat.memory.flying import in_flight
 from parastrat.ranks.division import divided_total
 from parastrat.ranks.load import NO_PARAMETERS
@@ -39,14 +41,14 @@ def ceilings(plans: Plans, kinds: KindBytes, ranks: Sequence[Rank], c: OfRanks) 
     """
     job, d, share, alike = plans.job, plans.division, plans.job.share, plans.alike
     element, every, of_root = job.element, job.context + job.buffers, 0.0
-    fewest = min(d.dense_shards, d.expert_shards)
-    of_parameter = sum(c.elements) / (fewest if alike.shards else min(fewest, 1))
+    fewest = smaller(d.dense_shards, d.expert_shards)
+    of_parameter = sum(c.elements) / (fewest if alike.shards else smaller(fewest, 1))
     if alike.gathers:
         of_parameter += share * (element.compute + element.reduce)
         of_root = 2 * (share + 1) * element.compute + element.reduce
-        every += (2 * share * element.compute + of_root) * max(kinds.unit)
+        every += (2 * share * element.compute + of_root) * reduce(larger, kinds.unit)
     if element.copied:
-        every += element.copied * max(kinds.added)
+        every += element.copied * reduce(larger, kinds.added)
     crossing = c.virtual_stages * c.width
     every += (2 + alike.splits) * share * c.gradient_accumulation_steps * crossing
     roots, (kept, runs) = kinds.root, _kept_and_running(kinds, alike)
@@ -56,8 +58,7 @@ def ceilings(plans: Plans, kinds: KindBytes, ranks: Sequence[Rank], c: OfRanks) 
         for kind, count in rank.counts:
             one += kept[kind] * count
             root += roots[kind] * count
-            if runs[kind] > most:  # noqa: PLR1730 - as of ``larger``
-                most = runs[kind]
+            most = larger(most, runs[kind])
         held = divided_total(load.trainable, d)
         if load.frozen is not NO_PARAMETERS:
             held += divided_total(load.frozen, d)
@@ -76,4 +77,5 @@ def _kept_and_running(kinds: KindBytes, alike: Alike) -> tuple[Sequence[Bytes], 
         return kinds.kept, kinds.running
     # the largest gradient is added in place of what runs
     every = zip(kinds.running, kinds.adding, kinds.ended, strict=True)
-    return [own + cast for own, cast in zip(kinds.kept, kinds.casts, strict=True)], list(map(max, every))
+    kept = [own + cast for own, cast in zip(kinds.kept, kinds.casts, strict=True)]
+    return kept, [reduce(larger, each) for each in every]

@@ -18,10 +18,12 @@ import numpy as np
 from parastrat.elementwise import smaller
 from parastrat.errors import UsageError
 from parastrat.estimate import MemoryEstimate
-from parastrat.memory.alone import fullest, parts_alone, plan_alone, row_alone
+from parastrat.memory.alone import fullest, numbers_of, plans_alone, row_alone
 from parastrat.memory.parts import PARTS
 from parastrat.memory.plans import job_of
 from parastrat.memory.several import parts_of, peaks_of, told_apart
+from parastrat.memory.shortcuts import parts_of_plan
+from parastrat.tables import sized_columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +45,7 @@ def plan_memory(facts: Facts, plan: Plan) -> MemoryEstimate:
     Raises:
         UsageError: bytes that were not counted, there are too many.
     """
-    sizes = list(map(ceil, parts_alone(plan_alone(job_of(facts), plan))))
+    sizes = list(map(ceil, parts_of_plan(job_of(facts), sized_columns(plan))))
     capacity = facts.hardware.device.usable_memory_bytes
     return _estimate(sizes, capacity, memory_margin(facts, sum(sizes)))
 
@@ -54,7 +56,7 @@ def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     parts = np.empty((len(PARTS), many), dtype=np.int64)
     if many <= _FEW:
         for row in range(many):
-            parts[:, row] = counted(parts_alone(row_alone(job, columns, row)))
+            parts[:, row] = counted(parts_of_plan(job, numbers_of(columns, row)))
     else:
         for rows, plans in told_apart(job, columns):
             for place, own in enumerate(parts_of(plans)):
@@ -71,7 +73,7 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
     total = np.empty(many)
     if many <= _FEW:
         for row in range(many):
-            total[row] = fullest(row_alone(job, columns, row)).total
+            total[row] = fullest(plans_alone(job, row_alone(job, numbers_of(columns, row)))).total
     else:
         for rows, plans in told_apart(job, columns):
             found = peaks_of(plans)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.memory.alike import Alike
+    from parastrat.memory.shortcuts import Shortcut
     from parastrat.memory.variants import KindsOf
     from parastrat.model import ModelSpec
     from parastrat.ranks.division import Division
@@ -80,6 +81,8 @@ class Job:
     rootless: bool
     #: of the job's columns those that are read
     columns: Mapping[str, Any]
+    #: code for plans of some kinds
+    shortcuts: dict[tuple[Any, ...], Shortcut] = field(default_factory=dict)
 
 
 @remembered

@@ -9,6 +9,7 @@ torch/distributed/fsdp/_runtime_utils.py (``_post_backward_hook``).
 
 from __future__ import annotations
 
+from functools import reduce
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -98,8 +99,7 @@ def _largest_present(each: Any, rank: Rank, places: Iterable[int]) -> Numbers:
     """Return the most that a repeat has of any of some kinds of block that a rank has."""
     if rank.rows is None:
         # of kinds that are not meant there is 0
-        most: Numbers = max([each[kind] for kind, _ in rank.counts] or (0.0,))
-        return most
+        return _largest([each[kind] for kind, _ in rank.counts])
     return _largest(_present(each, rank, places))
 
 
@@ -114,7 +114,4 @@ def _present(each: Any, rank: Rank, places: Iterable[int]) -> Iterator[Numbers]:
 
 
 def _largest(several: Iterable[Numbers]) -> Numbers:
-    most: Numbers = 0.0
-    for own in several:
-        most = larger(most, own)
-    return most
+    return reduce(larger, several, 0.0)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 #: blocks that start backward: with more of them in all, plans that are alike are looked at together if
 #: these have so many, then such as are so roughly; others whatever they are, in more steps than each needs
-_MANY, _ALIKE = 15_000, 5000
+_MANY, _ALIKE = 15_000, 8000
 #: so many at once, of which the processor's cache holds what is made
 _MOST = 40_000
 #: bytes of a block that is larger than any array of so many

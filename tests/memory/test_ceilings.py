@@ -82,4 +82,4 @@ def test_no_rank_holds_more_than_its_ceiling_and_the_fullest_is_found(
             for found, highest in zip(each, ceilings(plans, kinds, ranks, read), strict=True)
         )
         first = max(each, key=lambda found: found.total)
-        assert fullest(plans).rank is first.rank
+        assert fullest(plans).moments.rank is first.moments.rank
