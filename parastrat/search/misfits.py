@@ -13,7 +13,7 @@ from parastrat.rules.memory import does_not_fit
 from parastrat.search.best_first import First, place_in_group, visit
 from parastrat.search.judged import with_memory
 from parastrat.search.obeying import Rejected, attributed
-from parastrat.search.rows import plan_at
+from parastrat.search.rows import plan_of_row
 from parastrat.search.space import policies, recompute_columns, reshard_columns
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class _Nearest:
             row = int(order[np.argmax(misfits.rung[order] == rung)])
             key = (float(needs[row]), int(misfits.place[row]))
             if rung not in self.needs or key < self.needs[rung]:
-                self.needs[rung], self.by_rung[rung] = key, plan_at(misfits, row)
+                self.needs[rung], self.by_rung[rung] = key, plan_of_row(misfits, row)
 
 
 def _needs(misfits: Columns) -> Any:

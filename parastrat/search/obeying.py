@@ -12,7 +12,7 @@ from parastrat.distinct import NUMBERED, distinct
 from parastrat.rules import rejection_masks
 from parastrat.search.batches import OF_BATCH, Batches, of_shares
 from parastrat.search.meshes import meshes_of
-from parastrat.search.rows import Constraints, plan_at
+from parastrat.search.rows import Constraints, plan_at, plan_of_row
 from parastrat.search.space import (
     batch_columns,
     option_counts,
@@ -47,7 +47,7 @@ class Rejected:
     @property
     def count(self) -> int:
         """Plans that the rule removed."""
-        return int(np.sum(np.broadcast_to(self.plans, self.rows.shape)))
+        return int(self.plans.sum() if getattr(self.plans, "shape", ()) else self.plans * len(self.rows))
 
     def of_rung(self, rung: int) -> Rejected | None:
         """Return what of it is on a rung of the ladder, if anything."""
@@ -62,8 +62,8 @@ class Rejected:
     @property
     def example(self) -> Plan:
         """The first of the plans, with the simplest options where none were chosen yet."""
-        row = self.columns.at(self.rows[:1])
-        return plan_at(row.joined({name: value for name, value in PLAIN.items() if not row.has(name)}), 0)
+        plain = {name: value for name, value in PLAIN.items() if not self.columns.has(name)}
+        return plan_of_row(self.columns.joined(plain), int(self.rows[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +239,10 @@ def attributed(
     alive = np.ones(len(columns.pp), dtype=bool)
     rejected = []
     for rule in sorted(masks, key=lambda rule: rule.code):
-        named = alive & masks[rule]
+        mask = masks[rule]
+        if not (getattr(mask, "shape", ()) or mask):
+            continue
+        named = alive & mask
         if named.any():
             rows = np.flatnonzero(named)
             own = plans[rows] if getattr(plans, "shape", ()) else plans
