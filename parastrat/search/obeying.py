@@ -9,6 +9,7 @@ import numpy as np
 
 from parastrat.columns import Columns, code_of
 from parastrat.distinct import NUMBERED, distinct
+from parastrat.elementwise import some
 from parastrat.rules import rejection_masks
 from parastrat.search.batches import OF_BATCH, Batches, of_shares
 from parastrat.search.meshes import meshes_of
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from parastrat.rules import PlanRule
     from parastrat.units import Mask
 
+
+#: whether rules read some columns, as it was found of rows that nothing else read
+_reading: dict[tuple[PlanRule, str], bool] = {}
 
 #: the simplest options, for rows whose own are not chosen yet
 PLAIN = {"recompute": 0, "reshard_after_forward": False, "pp_schedule": -1, "virtual_stages": 1}
@@ -181,10 +185,12 @@ def offloading(allowed: Obeying, offload: Offload) -> Obeying:
 
 
 def _reads(rule: PlanRule, columns: Columns, name: str) -> bool:
-    """Return whether a rule reads a column, of rows that nothing else read."""
-    row = columns.at(np.arange(len(columns.pp)))
-    rule.mask(row)
-    return row.was_read(name)
+    """Return whether a rule reads a column: it reads the same ones of all plans."""
+    if (rule, name) not in _reading:
+        row = columns.at(np.arange(len(columns.pp)))
+        rule.mask(row)
+        _reading[rule, name] = row.was_read(name)
+    return _reading[rule, name]
 
 
 def _of_strategy(fixed: Constraints, columns: Columns) -> Columns:
@@ -239,12 +245,9 @@ def attributed(
     alive = np.ones(len(columns.pp), dtype=bool)
     rejected = []
     for rule in sorted(masks, key=lambda rule: rule.code):
-        mask = masks[rule]
-        if not (getattr(mask, "shape", ()) or mask):
-            continue
-        named = alive & mask
-        if named.any():
-            rows = np.flatnonzero(named)
+        # most name none
+        rows = (alive & masks[rule]).nonzero()[0] if some(masks[rule]) else ()
+        if len(rows):
             own = plans[rows] if getattr(plans, "shape", ()) else plans
             rejected.append(Rejected(rule=rule, columns=columns, rows=rows, plans=own))
             alive[rows] = False
