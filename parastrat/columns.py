@@ -163,6 +163,22 @@ class Columns:
         columns.__dict__.update(_tables=tables, _derived={})
         return columns
 
+    def of_row(self, row: int, names: Iterable[str]) -> Iterator[Any]:
+        """Yield what named columns hold of one row, as plain numbers: none of them is taken for it.
+
+        Raises:
+            UnknownFactError: one of them is unknown.
+        """
+        tables = [(table, row if own is None else own[row]) for table, own in self._tables]
+        for name in names:
+            for table, place in tables:
+                value = table.get(name)
+                if value is not None:
+                    yield value.item(place) if getattr(value, "shape", ()) else value
+                    break
+            else:
+                raise UnknownFactError(name)
+
     def parts(self, order: Any, ends: Sequence[int], names: Iterable[str]) -> Iterator[tuple[Any, Columns]]:
         """Yield parts of the rows in an order, each with which rows these are.
 

@@ -52,17 +52,21 @@ def smaller(one: Numbers, other: Numbers) -> Numbers:
 
 
 def some(condition: Mask) -> bool:
-    """Return whether a condition holds anywhere."""
-    return condition if type(condition) is bool else bool(condition.any())
+    """Return whether a condition holds anywhere.
+
+    It is counted where: numpy's ``any`` takes three times as long for what is looked at together.
+    """
+    return condition if type(condition) is bool else bool(np.count_nonzero(condition))
 
 
 def common(condition: Mask) -> Mask:
     """Return a condition that holds everywhere or nowhere as a plain value: formulas skip parts then."""
     if type(condition) is not _ARRAY:
         return condition
-    if not condition.any():
+    holding = np.count_nonzero(condition)
+    if not holding:
         return False
-    return True if condition.all() else condition
+    return True if holding == condition.size else condition
 
 
 def taken(column: Numbers, places: Any) -> Numbers:

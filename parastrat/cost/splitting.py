@@ -40,9 +40,9 @@ class Splitting:
         if not c.has("pp_schedule"):
             return None
         split = splits(c)
-        if not split.any():
+        rows = split.nonzero()[0]
+        if not len(rows):
             return None
-        rows = np.flatnonzero(split)
         kernels, launches = (each.take(at[rows], axis=-1) for each in (self.kernels, self.launches))
         # ranks with more blocks than others have as many more seconds for each
         stages = (c.pp * c.virtual_stages)[rows]

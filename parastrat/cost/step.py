@@ -17,6 +17,7 @@ from parastrat.cost.optimizer import optimizer_s
 from parastrat.cost.sends import pipeline_sends_s
 from parastrat.cost.uncertainty import ASSUMED_SPREAD, assumes_rates, time_spread
 from parastrat.distinct import distinct
+from parastrat.elementwise import some
 from parastrat.estimate import TimeEstimate
 from parastrat.plan import PipelineSchedule, Shard
 from parastrat.ranks import RankLoad, block_kinds, rank_columns
@@ -84,7 +85,7 @@ def time_columns(facts: Facts, columns: Columns, blocks: BlockSeconds | None = N
         out["assumed_spread"] = np.full(len(columns.pp), ASSUMED_SPREAD)
     spread: Numbers = time_spread(facts)
     assumed = rests_on_assumed(facts, columns)
-    if np.any(assumed):
+    if some(assumed):
         spread = np.where(assumed, time_spread(facts, assumes=True), spread)
     step = out["step"]
     return {**out, "step_low": step * np.exp(-spread), "step_high": step * np.exp(spread)}
@@ -139,7 +140,7 @@ def weights_s(facts: Facts, c: Columns, load: RankLoad) -> dict[str, Any]:
     """Return the seconds of a rank's collectives of parameters and gradients, and of its optimizer step."""
     fabric = _fabric(facts)
     found = {"optimizer": optimizer_s(facts, c, load)}
-    if np.any(offloads_parameters(c)):
+    if some(offloads_parameters(c)):
         gathers = fabric is not None and c.shard == code_of(Shard.PARAMETERS)
         alone = copied_s(facts, c, load)
         found["copied"], found["copied_again"] = (np.where(gathers, 0.0, part) for part in alone)

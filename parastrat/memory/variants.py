@@ -176,11 +176,13 @@ def _together(several: Sequence[Any]) -> Any:
 
 def _same(one: Any, other: Any) -> bool:
     """Return whether two variants have the same columns."""
+    if one is other:
+        return True
     if isinstance(one, tuple) and isinstance(other, tuple):
         return len(one) == len(other) and all(map(_same, one, other))
     if type(one) is np.ndarray and type(other) is np.ndarray:
         return np.array_equal(one, other)
-    return one is other or isinstance(one, ParameterTotals)
+    return isinstance(one, ParameterTotals)
 
 
 def _beside(several: Sequence[Any]) -> Any:

@@ -57,7 +57,7 @@ class Pipelines:
         many = int(np.max(c.virtual_stages, initial=0)) + 1
         bent = is_any_of(c.pp_schedule, _BENT)
         shapes = (c.pp * many + c.virtual_stages) * 2 + bent
-        found = np.flatnonzero(np.bincount(shapes))
+        found = np.bincount(shapes).nonzero()[0]
         key = many, found.tobytes()
         place_of = self.told_places.get(key)
         if place_of is None:

@@ -135,6 +135,8 @@ _FORBIDDING = tuple(rule for rule in PLAN_RULES if rule.severity is Severity.ERR
 _FORBIDDING_MORE = tuple(dict.fromkeys((*_FORBIDDING, *runtime_support.RUNTIME_RULES)))
 #: the column that a rule found unknown the last time that it read one
 _missed: dict[PlanRule, str] = {}
+#: those that say something of a case by itself
+_OF_CASES = tuple(rule for rule in RULES if isinstance(rule, (PlanRule, CaseRule)))
 _BY_CODE = {rule.code: rule for rule in RULES}
 
 
@@ -146,12 +148,10 @@ def rule_named(code: str) -> Rule | None:
 def findings_of(case: Case, columns: Columns) -> tuple[Finding, ...]:
     """Return what the rules say of a case, by code; ``columns`` hold the same case as plain numbers."""
     found: list[Finding] = []
-    for rule in RULES:
+    for rule in _OF_CASES:
         try:
-            if isinstance(rule, PlanRule):
-                hit = rule.hit(case) if rule.mask(columns) else None
-            else:
-                hit = rule.hit(case) if isinstance(rule, CaseRule) else None
+            fires = not isinstance(rule, PlanRule) or rule.mask(columns)
+            hit = rule.hit(case) if fires else None
         except UnknownFactError:
             continue
         if hit is not None:

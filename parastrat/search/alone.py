@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -121,12 +121,17 @@ def assessed_with_one_device(
         return assess_together(several), own
     many, widest = len(columns.pp), widest_of(several)
     table = {
-        name: np.concatenate([column, np.broadcast_to(getattr(columns, name), many)])
+        name: np.concatenate([column, _for_all(getattr(columns, name), many)])
         for name, column in plans_table([plan for _, plan in several]).items()
     }
     found = estimated(widest, Columns(facts_columns(widest) | table))
     own = Alone(facts=alone, space=space, columns=columns, found=found, first=len(several))
     return cases_of(several, found), own
+
+
+def _for_all(column: Any, many: int) -> Any:
+    """Return a column as an array of so many rows: of a plain number each has it."""
+    return column if getattr(column, "shape", ()) else np.full(many, column)
 
 
 def single_device(hardware: Hardware) -> Hardware:

@@ -68,7 +68,7 @@ def visit(
 
 def mattering(floors: Any, groups: Any, limits: Any) -> Any:
     """Return the rows whose floors are finite, and not above their groups' limits."""
-    return np.flatnonzero((floors < np.inf) & (floors <= limits[groups] * _ROUNDING))
+    return ((floors < np.inf) & (floors <= limits[groups] * _ROUNDING)).nonzero()[0]
 
 
 def place_in_group(groups: Any) -> Any:

@@ -15,7 +15,7 @@ from parastrat.search.bounded import Searched, searched
 from parastrat.search.judged import needed_at_least
 from parastrat.search.meshes import meshes_of
 from parastrat.search.obeying import obeying
-from parastrat.search.rows import plan_at
+from parastrat.search.rows import plan_of_row
 from parastrat.search.survey import best, in_order, near
 from parastrat.search.visited import Wanted, nothing_of
 
@@ -95,7 +95,7 @@ def fastest_of(space: Searched, within: float = inf) -> Plan | None:
     groups = np.zeros(len(space.allowed.meshes.pp), dtype=np.int64)
     fits = fitting_of(space, Wanted(groups=groups, limits=limits, alone=True))
     able = np.flatnonzero(fits.roomy | ~fits.roomy.any())
-    return plan_at(fits, best(fits, able)) if len(able) else None
+    return plan_of_row(fits, best(fits, able)) if len(able) else None
 
 
 def fitting_of(space: Searched, wanted: Wanted) -> Columns:

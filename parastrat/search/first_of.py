@@ -15,7 +15,7 @@ from parastrat.distinct import NUMBERED, distinct
 from parastrat.search.bounded import searched
 from parastrat.search.fastest import able_meshes
 from parastrat.search.obeying import obeying
-from parastrat.search.rows import plan_at, stacked
+from parastrat.search.rows import plan_of_row, stacked
 from parastrat.search.survey import best, in_order, near
 from parastrat.search.visited import Wanted, nothing_of
 
@@ -96,7 +96,7 @@ def _visited(found: Visited, limits: Callable[[Any], Any], *, roomy: bool = True
 def _fastest(fits: Columns, job: int) -> Plan:
     own = fits.job == job
     roomy = own & fits.roomy
-    return plan_at(fits, best(fits, np.flatnonzero(roomy if roomy.any() else own)))
+    return plan_of_row(fits, best(fits, np.flatnonzero(roomy if roomy.any() else own)))
 
 
 def _of_first(least: Any) -> Any:

@@ -119,7 +119,7 @@ def _may_win(able: Columns, options: int) -> Any:
 
 def _plans(options: Columns, fixed: Constraints, chosen: Any) -> Columns:
     """Return the plans of rows with resharding that are chosen of each recompute policy."""
-    rows = [np.flatnonzero(own) for own in chosen]
+    rows = [own.nonzero()[0] for own in chosen]
     return recompute_columns(options, dict(zip(policies(fixed), rows, strict=True)))
 
 

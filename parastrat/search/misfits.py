@@ -13,7 +13,7 @@ from parastrat.rules.memory import does_not_fit
 from parastrat.search.best_first import First, place_in_group, visit
 from parastrat.search.judged import with_memory
 from parastrat.search.obeying import Rejected, attributed
-from parastrat.search.rows import plan_at
+from parastrat.search.rows import plan_of_row
 from parastrat.search.space import policies, recompute_columns, reshard_columns
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 #: meshes that are visited first, and plans of a rung of which nothing is known
 _FIRST = First(of_each=200, of_all=600)
-_FIRST_OF_EACH = 5
+_FIRST_OF_EACH = 12
 
 #: of more rows those that need least are visited first
 _SEVERAL = 300
@@ -70,8 +70,10 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
         if space.allowed.counts[chosen].sum() <= _SEVERAL:
             every_row(chosen)
         else:
-            # mostly one of these is the nearest, and no other row has a floor below
-            found.raise_to(plans.visited(space.least_rows(chosen), least))
+            # mostly one of these is next to the nearest, and few other rows have a floor below
+            rows = space.least_rows(chosen)
+            plans.first(rows, least)
+            found.raise_to(rows)
             waiting[chosen] = True
         return np.full(len(some), np.inf)
 
@@ -114,30 +116,35 @@ class _Nearest:
     #: its bytes (``_needs``), and its place, by which equal ones are told apart
     needs: dict[int, tuple[float, int]] = field(default_factory=dict)
 
-    def visited(self, rows: Bounded, least: Any) -> Bounded:
-        """Keep the nearest plans of some rows, and return the rows, some with higher floors.
+    def first(self, rows: Bounded, least: Any) -> Any:
+        """Keep the nearest of a few plans of each rung of which nothing is known; return which they are.
+
+        They tell which of the others are worth to be looked at.
 
         Args:
             rows: with quick floors.
             least: what the nearest plan of every rung needs, which is kept.
         """
         floors, groups = rows.memory.ravel(), np.tile(rows.columns.rung, len(rows.memory))
-        # where nothing is known of a rung a few tell which of the others are worth higher floors
         few = np.flatnonzero(np.isinf(least[groups]))
-        if len(rows.columns.mesh) <= _SEVERAL:
-            # those of all are found sooner
-            few = few[:0]
+        few = few[np.argsort(floors[few], kind="stable")]
+        few = few[place_in_group(groups[few]) < _FIRST_OF_EACH]
         if len(few):
-            few = few[np.argsort(floors[few], kind="stable")]
-            few = few[place_in_group(groups[few]) < _FIRST_OF_EACH]
             np.minimum.at(least, groups[few], self._judged(rows, few))
+        return few
+
+    def visited(self, rows: Bounded, least: Any) -> None:
+        """Keep the nearest plans of some rows; ``rows`` and ``least`` as of ``first``."""
+        few = np.zeros(0, dtype=np.int64)
+        if len(rows.columns.mesh) > _SEVERAL:
+            few = self.first(rows, least)
         near = np.flatnonzero(rows.memory.min(axis=0) <= least[rows.columns.rung])
         if len(near) > _HANDFUL:
             rows = rows.raised(near)
         left = rows.memory.ravel().copy()
         left[few] = np.inf
+        groups = np.tile(rows.columns.rung, len(rows.memory))
         visit(left, groups, lambda some: self._judged(rows, some), _itself, least=least)
-        return rows
 
     def _judged(self, rows: Bounded, chosen: Any) -> Any:
         """Keep the nearest of some plans, and return what the nearest of their rungs need."""
@@ -159,7 +166,7 @@ class _Nearest:
             row = int(order[np.argmax(misfits.rung[order] == rung)])
             key = (float(needs[row]), int(misfits.place[row]))
             if rung not in self.needs or key < self.needs[rung]:
-                self.needs[rung], self.by_rung[rung] = key, plan_at(misfits, row)
+                self.needs[rung], self.by_rung[rung] = key, plan_of_row(misfits, row)
 
 
 def _needs(misfits: Columns) -> Any:

@@ -9,10 +9,11 @@ import numpy as np
 
 from parastrat.columns import Columns, code_of
 from parastrat.distinct import NUMBERED, distinct
+from parastrat.elementwise import some
 from parastrat.rules import rejection_masks
 from parastrat.search.batches import OF_BATCH, Batches, of_shares
 from parastrat.search.meshes import meshes_of
-from parastrat.search.rows import Constraints, plan_at
+from parastrat.search.rows import Constraints, plan_at, plan_of_row
 from parastrat.search.space import (
     batch_columns,
     option_counts,
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from parastrat.rules import PlanRule
     from parastrat.units import Mask
 
+
+#: whether rules read some columns, as it was found of rows that nothing else read
+_reading: dict[tuple[PlanRule, str], bool] = {}
 
 #: the simplest options, for rows whose own are not chosen yet
 PLAIN = {"recompute": 0, "reshard_after_forward": False, "pp_schedule": -1, "virtual_stages": 1}
@@ -47,7 +51,7 @@ class Rejected:
     @property
     def count(self) -> int:
         """Plans that the rule removed."""
-        return int(np.sum(np.broadcast_to(self.plans, self.rows.shape)))
+        return int(self.plans.sum() if getattr(self.plans, "shape", ()) else self.plans * len(self.rows))
 
     def of_rung(self, rung: int) -> Rejected | None:
         """Return what of it is on a rung of the ladder, if anything."""
@@ -62,8 +66,8 @@ class Rejected:
     @property
     def example(self) -> Plan:
         """The first of the plans, with the simplest options where none were chosen yet."""
-        row = self.columns.at(self.rows[:1])
-        return plan_at(row.joined({name: value for name, value in PLAIN.items() if not row.has(name)}), 0)
+        plain = {name: value for name, value in PLAIN.items() if not self.columns.has(name)}
+        return plan_of_row(self.columns.joined(plain), int(self.rows[0]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,10 +185,12 @@ def offloading(allowed: Obeying, offload: Offload) -> Obeying:
 
 
 def _reads(rule: PlanRule, columns: Columns, name: str) -> bool:
-    """Return whether a rule reads a column, of rows that nothing else read."""
-    row = columns.at(np.arange(len(columns.pp)))
-    rule.mask(row)
-    return row.was_read(name)
+    """Return whether a rule reads a column: it reads the same ones of all plans."""
+    if (rule, name) not in _reading:
+        row = columns.at(np.arange(len(columns.pp)))
+        rule.mask(row)
+        _reading[rule, name] = row.was_read(name)
+    return _reading[rule, name]
 
 
 def _of_strategy(fixed: Constraints, columns: Columns) -> Columns:
@@ -239,9 +245,9 @@ def attributed(
     alive = np.ones(len(columns.pp), dtype=bool)
     rejected = []
     for rule in sorted(masks, key=lambda rule: rule.code):
-        named = alive & masks[rule]
-        if named.any():
-            rows = np.flatnonzero(named)
+        # most name none
+        rows = (alive & masks[rule]).nonzero()[0] if some(masks[rule]) else ()
+        if len(rows):
             own = plans[rows] if getattr(plans, "shape", ()) else plans
             rejected.append(Rejected(rule=rule, columns=columns, rows=rows, plans=own))
             alive[rows] = False

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,12 +25,28 @@ from parastrat.rules.backend import decide_backend
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from enum import StrEnum
+    from collections.abc import Iterable, Iterator, Sequence
 
     from parastrat.case import Facts
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+
+#: what makes of a column's number what a plan has; choices are told by the positions of their members
+_MADE: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(AXES, int),
+    **dict.fromkeys(("micro_batch_size", "gradient_accumulation_steps", "virtual_stages"), int),
+    **dict.fromkeys(("reshard_after_forward", "sequence_parallel", "loss_parallel", "async_tp"), bool),
+    "precision": tuple(Precision).__getitem__,
+    "backend": tuple(Backend).__getitem__,
+    "shard": tuple(Shard).__getitem__,
+    "cp_method": tuple(ContextMethod).__getitem__,
+    "recompute": tuple(Recompute).__getitem__,
+    "offload": tuple(Offload).__getitem__,
+    "compile": tuple(Compile).__getitem__,
+    # -1 is none of them
+    "pp_schedule": (*PipelineSchedule, None).__getitem__,
+}
+_read = attrgetter(*_MADE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,39 +126,20 @@ def strategies_of(columns: Columns) -> Any:
 
 
 def plan_at(columns: Columns, row: int) -> Plan:
-    """Return one row as a plan."""
-
-    def number(name: str) -> int:
-        column = getattr(columns, name)
-        return int(column.item(row) if isinstance(column, np.ndarray) and column.ndim else column)
-
-    def choice(kind: Any, name: str) -> Any:
-        return _members(kind)[number(name)]
-
-    schedule = number("pp_schedule")
-    return Plan(
-        mesh=Mesh(**{axis: number(axis) for axis in AXES}),
-        micro_batch_size=number("micro_batch_size"),
-        gradient_accumulation_steps=number("gradient_accumulation_steps"),
-        precision=choice(Precision, "precision"),
-        backend=choice(Backend, "backend"),
-        shard=choice(Shard, "shard"),
-        reshard_after_forward=bool(number("reshard_after_forward")),
-        sequence_parallel=bool(number("sequence_parallel")),
-        loss_parallel=bool(number("loss_parallel")),
-        async_tp=bool(number("async_tp")),
-        cp_method=choice(ContextMethod, "cp_method"),
-        recompute=choice(Recompute, "recompute"),
-        offload=choice(Offload, "offload"),
-        compile=choice(Compile, "compile"),
-        pp_schedule=None if schedule < 0 else _members(PipelineSchedule)[schedule],
-        virtual_stages=number("virtual_stages"),
-    )
+    """Return one row as a plan; what is read of the columns is kept there for other rows."""
+    every = _read(columns)
+    return _plan_of([each.item(row) if getattr(each, "shape", ()) else each for each in every])
 
 
-@cache
-def _members(enumeration: type[StrEnum]) -> tuple[Any, ...]:
-    return tuple(enumeration)
+def plan_of_row(columns: Columns, row: int) -> Plan:
+    """Return one row as a plan, where no other one is asked for."""
+    return _plan_of(columns.of_row(row, _MADE))
+
+
+def _plan_of(numbers: Iterable[Any]) -> Plan:
+    """Return a plan by what its columns hold, in the order of ``_MADE``."""
+    known = {name: made(number) for (name, made), number in zip(_MADE.items(), numbers, strict=True)}
+    return Plan(mesh=Mesh(**{axis: known.pop(axis) for axis in AXES}), **known)
 
 
 class _Stacked(Mapping[str, Any]):
@@ -153,11 +150,17 @@ class _Stacked(Mapping[str, Any]):
         self._made: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
+        made = self.get(name)
+        if made is None:
+            raise KeyError(name)
+        return made
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """Return a column; ``Mapping`` would find by an error that there is none."""
         if name not in self._made:
             self._made[name] = self._together(name)
-        if self._made[name] is None:
-            raise KeyError(name)
-        return self._made[name]
+        made = self._made[name]
+        return default if made is None else made
 
     def _together(self, name: str) -> Any:
         """Return one column of all parts, or the number that it is; None where only some have it."""

@@ -52,26 +52,23 @@ def batch_columns(facts: Facts, fixed: Constraints, meshes: Columns) -> Columns:
     share = facts.workload.global_batch_size // meshes.dp
     whole = facts.workload.global_batch_size % meshes.dp == 0
     if fixed.micro_batch_size is not None:
-        sizes = [fixed.micro_batch_size]
+        sizes = np.array([fixed.micro_batch_size])
     else:
-        sizes = [2**power for power in range(_LARGEST_MICRO_BATCH.bit_length())]
-    rows, steps = [], []
-    for size in sizes:
-        divides = whole & (share >= size) & (share % size == 0)
-        # what cannot be split is kept once, to be rejected by its rule
-        kept = divides | ((size == sizes[0]) & ~divides)
-        if fixed.plain_loop:
-            kept &= (share == size) | ~whole
-        accumulation = np.where(divides, share // size, np.maximum(share // size, 1))
-        rows.append(np.flatnonzero(kept))
-        steps.append(accumulation[rows[-1]])
-    mesh, counts = np.concatenate(rows), [len(own) for own in rows]
+        sizes = 2 ** np.arange(_LARGEST_MICRO_BATCH.bit_length())
+    # sizes before meshes
+    steps, rest = np.divmod(share, sizes[:, None])
+    kept = whole & (steps > 0) & (rest == 0)
+    # what cannot be split is kept once, to be rejected by its rule
+    kept[0] = True
+    if fixed.plain_loop:
+        kept &= (share == sizes[:, None]) | ~whole
+    size, mesh = kept.nonzero()
     return meshes.at(mesh).joined(
         {
             "mesh": mesh,
-            "place": np.repeat(np.arange(len(sizes)) * _MESHES, counts) + mesh,
-            "micro_batch_size": np.repeat(sizes, counts),
-            "gradient_accumulation_steps": np.concatenate(steps),
+            "place": size * _MESHES + mesh,
+            "micro_batch_size": sizes[size],
+            "gradient_accumulation_steps": np.maximum(steps[size, mesh], 1),
         }
     )
 

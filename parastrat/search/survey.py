@@ -69,7 +69,7 @@ def best(columns: Columns, rows: Any) -> int:
 
 def best_of_rung(columns: Columns, rung: int) -> int | None:
     """Return the best of a rung, of those with their margin where one has it; None where it has no plan."""
-    rows = np.flatnonzero(columns.rung == rung)
+    rows = (columns.rung == rung).nonzero()[0]
     if not len(rows):
         return None
     roomy = rows[columns.roomy[rows]]
