@@ -134,12 +134,10 @@ class Written:
     def __bool__(self) -> bool:
         raise TypeError("a formula decides by a number")
 
-    def any(self) -> bool:
-        """Return whether a condition may hold."""
-        return True
-
     def __array_ufunc__(self, function: Any, method: str, *numbers: Any) -> Written:
         return self.script.computed(_CHOOSING[function], *numbers)
 
-    def __array_function__(self, function: Any, types: Any, numbers: Any, options: Any) -> Written:
+    def __array_function__(self, function: Any, types: Any, numbers: Any, options: Any) -> Any:
+        if function is np.count_nonzero:
+            return 1  # a condition may hold
         return self.script.computed(_CHOOSING[function], *numbers)
