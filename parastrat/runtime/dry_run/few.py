@@ -38,8 +38,8 @@ _Moments = dict[tuple[Hashable, ...], set[tuple[int, ...]]]
 def with_few_micro_batches(plan: Plan) -> Plan:
     """Return the plan with no more micro-batches than memory hangs on, but for a pipeline's buffers.
 
-    Orders of schedules repeat themselves: whatever its ranks hold in a step with all micro-batches they
-    hold in one with a few, of the same moments, or more. Under GPipe and LoopedBFS these are all.
+    Orders of schedules repeat themselves: at moments of each kind ranks hold the most of a few
+    micro-batches that they hold of all. Under GPipe and LoopedBFS all are in flight at once.
     """
     steps = plan.gradient_accumulation_steps
     few = min(steps, _WITHOUT_PIPELINE) if plan.mesh.pp == 1 else _fewest(plan, steps)
@@ -53,7 +53,7 @@ def _fewest(plan: Plan, steps: int) -> int:
     for few in range(_least(plan), steps):
         if _round(plan, few) == _round(plan, steps):
             found = _moments(plan, few)
-            if all(map(_is_reached, whole, found)) and all(map(_is_reached, found, whole)):
+            if all(map(_holds, found, whole)) and all(map(_holds, whole, found)):
                 return few
     return steps
 
@@ -91,10 +91,10 @@ def _of_rank(actions: Sequence[Action], steps: int) -> _Moments:
     return found
 
 
-def _is_reached(whole: _Moments, few: _Moments) -> bool:
-    """Return whether what is held in a whole step is held in one of a few, or more."""
+def _holds(one: _Moments, other: _Moments) -> bool:
+    """Return whether a rank holds in one step, or more, whatever it holds in another."""
     return all(
-        held in few[kind] or any(all(map(le, held, other)) for other in few[kind])
-        for kind, holds in whole.items()
+        held in one[kind] or any(all(map(le, held, more)) for more in one[kind])
+        for kind, holds in other.items()
         for held in holds
     )

@@ -50,8 +50,9 @@ def traced(module: nn.Module, example: Example, setting: Setting) -> Iterator[tu
     batches = [made(inputs.make, _SAMPLES, length) for length in _lengths(example, inputs)]
     shapes = [shapes_alone(batch) for batch in batches]
     # values of an example may be no more than placeholders
+    several = shapes if inputs.guessed else [*batches, *shapes]
     with ExitStack() as stack:
-        yield _first(module, shapes if inputs.guessed else [*batches, *shapes], setting, stack)
+        yield _first(module, several, setting, stack)
 
 
 def _first(module: nn.Module, batches: list[Any], setting: Setting, stack: ExitStack) -> tuple[Any, Whole]:
