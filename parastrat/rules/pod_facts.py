@@ -141,11 +141,11 @@ def words_at(file: ConfigFile, key: str) -> tuple[str, ...]:
 
 def shared_memory_of(pod: Mapping[str, Any], key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield what a pod's containers mount at /dev/shm: keys, and volumes; empty ones stand elsewhere."""
-    volumes = {volume.get("name"): (place, volume) for place, volume in entries(pod, "volumes", key)}
+    volumes = {str(volume.get("name")): (place, volume) for place, volume in entries(pod, "volumes", key)}
     for _, container in entries(pod, "containers", key):
         for _, mount in entries(container, "volumeMounts", key):
             if str(mount.get("mountPath")).rstrip("/") == "/dev/shm":  # noqa: S108 - not of this host
-                yield volumes.get(mount.get("name"), (key, {}))
+                yield volumes.get(str(mount.get("name")), (key, {}))
 
 
 def entries(table: Any, name: str, key: str) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -103,7 +103,7 @@ def pods_train_together(file: ConfigFile) -> Iterator[Hit]:
     """
     for pods in pods_of(file):
         nodes, count = pods.nodes or 1, None if pods.count is None else pods.count.number
-        if not pods.words or pods.teller is None:
+        if pods.teller is None:
             continue
         meant, told = nodes * (count or 1), nodes if pods.is_process else 1
         if pods.is_alone and meant > told:

@@ -27,7 +27,7 @@ def trainers_own_variables_are_its_own(file: ConfigFile) -> Iterator[Hit]:
     """
     pods = trainjob_pods(file)
     for key, entry in entries(file.get(pods.key), "env", pods.key):
-        name = entry.get("name")
+        name = str(entry.get("name"))
         if name in pods.told:
             fields = {"PET_NNODES": "numNodes", "PET_NPROC_PER_NODE": "numProcPerNode"}
             yield Hit(

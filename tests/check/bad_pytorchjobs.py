@@ -141,6 +141,7 @@ GOOD_PYTORCHJOBS: tuple[str, ...] = (
     _ALONE,
     _ALONE.replace("- torchrun", "- torchrun\n                - --standalone"),
     _small("", "command: [python, train.py]", ""),
+    _small("", "command: [torchrun, --standalone, train.py]", ""),
     # told by its own words
     PYTORCHJOB.replace(_MASTER, "").replace(
         "- torchrun\n", "- torchrun\n                - --rdzv-endpoint=head:29500\n"

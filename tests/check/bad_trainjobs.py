@@ -82,6 +82,8 @@ GOOD_TRAINJOBS: tuple[str, ...] = (
     TRAINJOB.replace("name: torch-distributed", "name: deepspeed-distributed").replace(
         "command: [torchrun]", "command: [mpirun, python]"
     ),
+    # of a runtime that may start processes itself
+    TRAINJOB.replace("name: torch-distributed", "name: mpi").replace("[torchrun]", "[python]"),
     TRAINJOB.replace("numProcPerNode: 8", "numProcPerNode: auto"),
     TRAINJOB.replace("    numProcPerNode: 8\n", ""),
     TRAINJOB.replace('        nvidia.com/gpu: "8"', '        cpu: "8"').replace(

@@ -117,6 +117,12 @@ def test_folders_are_searched_for_jobs(tmp_path: Path) -> None:
     assert config_files(tmp_path) == (tmp_path / "job.yaml",)
 
 
+_OF_LISTS = (
+    "{containers: [{name: [], env: [{name: []}], volumeMounts: [{name: [], mountPath: /dev/shm}]}], "
+    "volumes: [{name: []}]}"
+)
+
+
 @pytest.mark.parametrize(
     "spec",
     [
@@ -126,6 +132,7 @@ def test_folders_are_searched_for_jobs(tmp_path: Path) -> None:
         "spec: {elasticPolicy: 1}\n",
         "spec: {pytorchReplicaSpecs: {Worker: 3}}\n",
         "spec: {pytorchReplicaSpecs: {Worker: {template: {spec: {containers: [1, {env: [2]}]}}}}}\n",
+        f"spec: {{pytorchReplicaSpecs: {{Worker: {{template: {{spec: {_OF_LISTS}}}}}}}}}\n",
     ],
 )
 def test_what_is_no_job_at_all_is_not_stumbled_over(tmp_path: Path, spec: str) -> None:
