@@ -177,6 +177,7 @@ def _bad(code: str, what: str, old: str, new: str, text: str = PYTORCHJOB) -> Ba
 
 
 _WORKERS = "- torchrun\n"
+_LIMITS = "    minReplicas: 2\n    maxReplicas: 4\n"
 _POLICY = "    maxRestarts: 3\n"
 BAD_PYTORCHJOBS: tuple[Bad, ...] = (
     _bad("PS600", "broken", "  nprocPerNode", " nprocPerNode"),
@@ -206,6 +207,7 @@ BAD_PYTORCHJOBS: tuple[Bad, ...] = (
     _bad("PS528", "idle GPUs", 'nprocPerNode: "8"', 'nprocPerNode: "4"'),
     _bad("PS528", "idle by the older key", _POLICY, "    nProcPerNode: 4\n", ELASTIC.replace(_COUNT, "")),
     _bad("PS528", "one process", _WORKERS, "- python\n", PYTORCHJOB.replace(_COUNT, "")),
+    _bad("PS528", "one process of one pod", _WORKERS, "- python\n", _ALONE.replace(_COUNT, "")),
     _bad("PS528", "no GPUs", "nvidia.com/gpu: 8", "cpu: 8"),
     _bad("PS529", "requests alone", "limits: {", "requests: {"),
     _bad("PS530", "processes that nobody starts", _WORKERS, "- python\n"),
@@ -240,6 +242,8 @@ BAD_PYTORCHJOBS: tuple[Bad, ...] = (
     _bad("PS542", "limits in disorder", "minReplicas: 2", "minReplicas: 5", ELASTIC),
     _bad("PS543", "too few", "minReplicas: 2", "minReplicas: 4", ELASTIC),
     _bad("PS543", "too many", "maxReplicas: 4", "maxReplicas: 2", ELASTIC),
+    _bad("PS543", "too many for the most alone", _LIMITS, "    maxReplicas: 2\n", ELASTIC),
+    _bad("PS543", "too many for the least alone", _LIMITS, "    minReplicas: 2\n", ELASTIC),
     _bad("PS543", "a Master too many", "  runPolicy", "  elasticPolicy: {}\n  runPolicy"),
     _bad("PS544", "nowhere to meet", _MASTER, ""),
     _bad("PS545", "the operator's own", "NCCL_DEBUG", "WORLD_SIZE"),
