@@ -21,6 +21,7 @@ from check.bad_launches import ALONE, BESIDE, TOGETHER
 from check.bad_megatron import MEGATRONS
 from check.bad_plugins import PLUGINS
 from check.bad_programs import PROGRAMS
+from check.bad_pytorchjobs import BAD_PYTORCHJOBS
 from check.bad_signals import SIGNALS
 from check.bad_torchtitan import BAD_TORCHTITAN
 from check.bad_trainjobs import BAD_TRAINJOBS
@@ -40,6 +41,7 @@ MISTAKES = (
     *TOGETHER,
     *BAD_TORCHTITAN,
     *BAD_TRAINJOBS,
+    *BAD_PYTORCHJOBS,
 )
 
 

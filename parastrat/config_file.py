@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -19,6 +19,8 @@ class ConfigFormat(StrEnum):
     TORCHTITAN = "torchtitan"
     #: YAML of Kubeflow Trainer
     TRAINJOB = "trainjob"
+    #: YAML of Kubeflow's Training Operator, which is Trainer's first version
+    PYTORCHJOB = "pytorchjob"
     #: a shell or batch script that starts torchrun, accelerate launch or deepspeed
     SCRIPT = "script"
 
@@ -56,11 +58,25 @@ class ConfigFile:
         return whole_number((self.compute_capability or "").partition(".")[0])
 
     def get(self, key: str) -> Any:
-        """Return the value of a dotted key; None where it, or a table around it, is absent."""
+        """Return the value of a dotted key; None where it, or a table around it, is absent.
+
+        The entries of lists are counted from 0.
+        """
         value: Any = self.table
         for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
+            value = value.get(part) if isinstance(value, Mapping) else _entry(value, part)
         return value
+
+    def places(self, pattern: str) -> Iterator[str]:
+        """Yield the dotted keys of a pattern, in which ``*`` stands for any key or entry."""
+        before, star, behind = pattern.partition("*")
+        if not star:
+            yield pattern
+            return
+        around = self.get(before.rstrip("."))
+        listed = range(len(around)) if isinstance(around, list) else around
+        for name in listed if isinstance(around, list | Mapping) else ():
+            yield from self.places(f"{before}{name}{behind}")
 
     def number(self, key: str) -> int | None:
         """Return a whole number; None for anything else, ``"auto"`` among it."""
@@ -70,3 +86,9 @@ class ConfigFile:
     def is_on(self, key: str) -> bool:
         """Return whether a switch is set."""
         return self.get(key) is True
+
+
+def _entry(value: object, number: str) -> Any:
+    """Return an entry of a list, by its number; None where there is no such list."""
+    index = whole_number(number)
+    return value[index] if isinstance(value, list) and index is not None and index < len(value) else None

@@ -30,6 +30,7 @@ OF_FILES = (
     "check/test_launches.py",
     "check/test_launch_words.py",
     "check/test_trainjobs.py",
+    "check/test_pytorchjobs.py",
 )
 
 #: where each kind of rule has its condition

@@ -182,11 +182,15 @@ def options(checkout: Checkout, place: str) -> Keys:
 
 
 def definition(checkout: Checkout, place: str) -> Keys:
-    """Return the fields of an object of a Kubernetes resource's definition, by ``FILE:PATH`` (dotted)."""
+    """Return the fields of an object of a Kubernetes resource's definition, by ``FILE:PATH`` (dotted).
+
+    ``*`` stands for the values of a map, or the entries of a list.
+    """
     name, _, path = place.partition(":")
     table = YAML(typ="safe").load(checkout.text(name))["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     for part in filter(None, path.split(".")):
-        table = table["properties"][part]
+        inner = table.get("additionalProperties") or table.get("items")
+        table = inner if part == "*" else table["properties"][part]
     return {key: _of_schema(value) for key, value in table["properties"].items()}
 
 

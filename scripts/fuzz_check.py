@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from check.bad_configs import GOOD  # noqa: E402
 from check.bad_launches import ACCELERATE, BESIDE, BY_HAND, DEEPSPEED, WITH_FILE  # noqa: E402
+from check.bad_pytorchjobs import GOOD_PYTORCHJOBS  # noqa: E402
 from check.bad_torchtitan import EXPERTS, TORCHTITAN  # noqa: E402
 from check.bad_trainjobs import GOOD_TRAINJOBS  # noqa: E402
 from check.test_megatron import GPT  # noqa: E402
@@ -69,7 +70,7 @@ def seeds() -> list[tuple[str, str]]:
     texts += [("launch.sh", text) for text in (ACCELERATE, WITH_FILE, BY_HAND, DEEPSPEED)]
     texts += BESIDE.items()
     texts += [*((WHOLE[0], text) for text in (TORCHTITAN, EXPERTS)), (WHOLE[1], GPT)]
-    texts += [("job.yaml", text) for text in GOOD_TRAINJOBS[:3]]
+    texts += [("job.yaml", text) for text in (*GOOD_TRAINJOBS[:3], *GOOD_PYTORCHJOBS[:3])]
     return [*texts, ("plan.toml", PLAN.read_text(encoding="utf-8")), (PROJECT, SETTINGS)]
 
 

@@ -2,7 +2,8 @@
 """Write profiles/formats from the sources of the readers, as scripts/data/formats.toml says.
 
 Usage: python scripts/make_formats.py [--accelerate CHECKOUT] [--deepspeed CHECKOUT] [--torchtitan CHECKOUT]
-           [--trainjob CHECKOUT] [--megatron CHECKOUT] [--nccl CHECKOUT] [--torch FOLDER]
+           [--trainjob CHECKOUT] [--pytorchjob CHECKOUT] [--megatron CHECKOUT] [--nccl CHECKOUT]
+           [--torch FOLDER]
 
 Checkouts may be bare repositories; torch is the installed package unless a folder is named. The formats of
 the given checkouts are written (that of scripts needs accelerate, DeepSpeed and NCCL). What changes is
@@ -38,7 +39,7 @@ _READERS = (
     "flags",
     "options",
 )
-_PROJECTS = ("accelerate", "deepspeed", "torchtitan", "trainjob", "megatron", "nccl")
+_PROJECTS = ("accelerate", "deepspeed", "torchtitan", "trainjob", "pytorchjob", "megatron", "nccl")
 _PLACE = re.compile(r"(?P<lower>lower )?(?P<place>\S+\.py:[\w.]+)")
 
 

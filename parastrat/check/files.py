@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from parastrat.check.checked import Checked, of_problem, of_syntax, ordered, placed
 from parastrat.check.configs import check_config
 from parastrat.check.known import Given, known_case
-from parastrat.check.launches import check_script, check_trainjobs
+from parastrat.check.launches import check_jobs, check_script
 from parastrat.check.positions import positions_of
 from parastrat.check.recognition import (
     KNOWN,
@@ -23,10 +23,10 @@ from parastrat.check.recognition import (
 from parastrat.config_file import ConfigFile, ConfigFormat
 from parastrat.errors import ConfigError, CountError, PlanFileError
 from parastrat.parse.config_text import ConfigSyntaxError, toml_structure
+from parastrat.parse.jobs import job_format
 from parastrat.parse.key_names import with_full_names
 from parastrat.parse.plan_file import read_plan
 from parastrat.parse.problems import MalformedPlanError, PlanSyntaxError, Problem, located
-from parastrat.parse.trainjob import is_trainjob
 from parastrat.profiles.files import read_format
 from parastrat.tables import check_counts, check_samples
 
@@ -54,8 +54,8 @@ def check_file(path: Path, given: Given) -> Checked:
         return _check_plan(path, lines, given)
     if path.suffix in SCRIPTS:
         return check_script(path, lines, text, given)
-    if path.suffix in YAML and is_trainjob(text):
-        return check_trainjobs(path, lines, text, given)
+    if path.suffix in YAML and job_format(text) is not None:
+        return check_jobs(path, lines, text, given)
     try:
         structure = structure or structure_of(path, text)
     except ConfigSyntaxError as error:

@@ -1,4 +1,4 @@
-"""Launches: those of shell and batch scripts, and those of a TrainJob's pods."""
+"""Launches: those of shell and batch scripts, and those of the pods of Kubeflow's jobs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from parastrat.check.recognition import KNOWN
 from parastrat.config_file import ConfigFile, ConfigFormat
 from parastrat.errors import ConfigError
 from parastrat.parse.config_text import ConfigSyntaxError, yaml_structure
+from parastrat.parse.jobs import job_documents, job_format, pod_scripts
 from parastrat.parse.key_names import with_full_names
 from parastrat.parse.launch_script import script_tables
 from parastrat.parse.launchers import LAUNCHERS
 from parastrat.parse.megatron import megatron_options
-from parastrat.parse.trainjob import pod_script, trainjob_documents
 from parastrat.profiles.files import read_format
 
 if TYPE_CHECKING:
@@ -46,18 +46,18 @@ def check_script(path: Path, lines: tuple[str, ...], text: str, given: Given) ->
     return replace(first, findings=ordered(list(found)), open=tuple(unknown))
 
 
-def check_trainjobs(path: Path, lines: tuple[str, ...], text: str, given: Given) -> Checked:
-    """Check each TrainJob of a file, and what its pods run as the script that it is."""
+def check_jobs(path: Path, lines: tuple[str, ...], text: str, given: Given) -> Checked:
+    """Check each of Kubeflow's jobs in a file, and what its pods run as the script that it is."""
     found: list[Finding] = []
     unknown: list[str] = []
-    for document in trainjob_documents(text):
+    for format_, document in job_documents(text):
         try:
             structure = yaml_structure(document)
         except ConfigSyntaxError as error:
             found.append(of_syntax(path, error))
             continue
         file = ConfigFile(
-            format=ConfigFormat.TRAINJOB,
+            format=format_,
             table=structure.table,
             positions=structure.positions,
             repeated=structure.repeated,
@@ -68,7 +68,7 @@ def check_trainjobs(path: Path, lines: tuple[str, ...], text: str, given: Given)
         unknown += [code for part in checked for code in part.open]
     return Checked(
         path=path,
-        format=ConfigFormat.TRAINJOB,
+        format=job_format(text),
         findings=ordered(list(dict.fromkeys(found))),
         lines=lines,
         open=tuple(dict.fromkeys(unknown)),
@@ -77,12 +77,12 @@ def check_trainjobs(path: Path, lines: tuple[str, ...], text: str, given: Given)
 
 def _pod_scripts(file: ConfigFile) -> Iterator[ConfigFile]:
     """Yield the launches of a job's pods, each with its lines' places in the job."""
-    text, places = pod_script(file)
     known = read_format(ConfigFormat.SCRIPT.value)
-    for table, positions in script_tables(text, known) if text else ():
-        placed = {key: places[min(line, len(places)) - 1] for key, (line, _) in positions.items()}
-        part = ConfigFile(format=ConfigFormat.SCRIPT, table=table, positions=placed)
-        yield _with_megatron(with_full_names(part, known))
+    for text, places in pod_scripts(file):
+        for table, positions in script_tables(text, known) if places else ():
+            placed = {key: places[min(line, len(places)) - 1] for key, (line, _) in positions.items()}
+            part = ConfigFile(format=ConfigFormat.SCRIPT, table=table, positions=placed)
+            yield _with_megatron(with_full_names(part, known))
 
 
 def _with_megatron(file: ConfigFile) -> ConfigFile:

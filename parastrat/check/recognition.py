@@ -18,8 +18,8 @@ from parastrat.parse.config_text import (
 )
 from parastrat.parse.form import did_you_mean
 from parastrat.parse.formats import top_keys
+from parastrat.parse.jobs import job_documents, job_format
 from parastrat.parse.launch_script import starts_training
-from parastrat.parse.trainjob import is_trainjob, trainjob_documents
 from parastrat.profiles.files import read_format
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ YAML = (".yaml", ".yml")
 SUFFIXES = (".toml", ".json", *YAML, *SCRIPTS)
 KNOWN = (
     "parastrat check reads plan.toml, torchtitan's TOML, accelerate's YAML or JSON, DeepSpeed's JSON, "
-    "Kubeflow's TrainJobs, and scripts that start torchrun, accelerate launch or deepspeed"
+    "Kubeflow's TrainJobs and PyTorchJobs, and scripts that start torchrun, accelerate launch or deepspeed"
 )
 
 #: keys that no other tool's files have: one is enough to take a file of a folder for the format's
@@ -106,9 +106,9 @@ def _is_config(path: Path) -> bool:
             return 'schema = "parastrat.plan' in text or is_torchtitans(toml_structure(text).table)
         if path.suffix in SCRIPTS:
             return starts_training(text, read_format(ConfigFormat.SCRIPT.value))
-        if path.suffix in YAML and is_trainjob(text):
+        if path.suffix in YAML and job_format(text) is not None:
             # a template's brackets are YAML too
-            return "{{" not in text and all(map(yaml_structure, trainjob_documents(text)))
+            return "{{" not in text and all(yaml_structure(document) for _, document in job_documents(text))
         return format_of(path, structure_of(path, text).table, _SIGNS) is not None
     except ConfigSyntaxError:
         return _SIGN.search(text) is not None and _PLACEHOLDER.search(text) is None

@@ -42,7 +42,7 @@ _AS_TEXT = {"switch", _DIGITS, _AUTO}
 #: what YAML makes of a choice that is called no
 _NO = "no"
 #: formats by other names than their own
-_CALLED = {ConfigFormat.TRAINJOB: "a TrainJob"}
+_CALLED = {ConfigFormat.TRAINJOB: "a TrainJob", ConfigFormat.PYTORCHJOB: "a PyTorchJob"}
 #: how keys begin that are remarks, in formats without comments
 _NOTES = ("_", "//", "#", "comment")
 NOUNS = {
@@ -67,31 +67,37 @@ def form_problems(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Proble
         known: the format's profile, whose comments say of what it is made.
     """
     choices = {**known["choices"], **_variant(known, file.table).get("choices", {})}
-    earlier = known.get("earlier", {})
-    # by a module of the user's own, which nobody reads here
-    extended_by = known.get("extended_by", ())
-    is_extended = any(file.get(key) for key in extended_by)
+    yield from _of_missing(file, known)
     for entry in known["tables"]:
-        table = file.get(entry["name"]) if entry["name"] else file.table
-        if not isinstance(table, dict):
-            continue
-        keys = entry["keys"]
-        if not entry["name"]:
-            yield from _of_missing(table, known)
-            keys = {**keys, **_variant(known, table).get("keys", {})}
-        for key in table:
-            path = f"{entry['name']}.{key}" if entry["name"] else key
-            if key in keys or not (path in earlier or is_extended):
-                yield from _of_key(file, {**entry, "keys": keys, "extended_by": extended_by}, key)
-            elif path in earlier:
-                yield _of_earlier(path, earlier[path])
+        for name in file.places(entry["name"]):
+            yield from _of_table(file, known, {**entry, "name": name})
     for path, allowed in choices.items():
         exact = known.get("exact", {}).get(path, ()) if path in known.get("folded", ()) else allowed
-        yield from _of_choice(file, path, allowed, exact)
+        for place in file.places(path):
+            yield from _of_choice(file, place, allowed, exact)
     for word, dash in (file.get("dashes") or {}).items():
         yield _of_dash(word, dash)
     if "environment" in known:
         yield from _of_environment(file, known["environment"])
+
+
+def _of_table(file: ConfigFile, known: Mapping[str, Any], entry: Mapping[str, Any]) -> Iterator[Problem]:
+    name, keys = entry["name"], entry["keys"]
+    table = file.get(name) if name else file.table
+    if not isinstance(table, dict):
+        return
+    earlier = known.get("earlier", {})
+    # by a module of the user's own, which nobody reads here
+    extended_by = known.get("extended_by", ())
+    is_extended = any(file.get(key) for key in extended_by)
+    if not name:
+        keys = {**keys, **_variant(known, table).get("keys", {})}
+    for key in table:
+        path = f"{name}.{key}" if name else key
+        if key in keys or not (path in earlier or is_extended):
+            yield from _of_key(file, {**entry, "keys": keys, "extended_by": extended_by}, key)
+        elif path in earlier:
+            yield _of_earlier(path, earlier[path])
 
 
 def _of_earlier(path: str, now: str) -> Problem:
@@ -130,10 +136,12 @@ def _variant(known: Mapping[str, Any], table: Mapping[str, Any]) -> Mapping[str,
     return {}
 
 
-def _of_missing(table: Mapping[str, Any], known: Mapping[str, Any]) -> Iterator[Problem]:
-    for key in known.get("required", ()):
-        if key not in table and did_you_mean_any(key, table) is None:
-            yield Problem(key=key, text="is missing", hint=f"add {key}", code="PS603")
+def _of_missing(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Problem]:
+    for key in (place for pattern in known.get("required", ()) for place in file.places(pattern)):
+        around, _, name = key.rpartition(".")
+        table = file.get(around) if around else file.table
+        if isinstance(table, dict) and name not in table and did_you_mean_any(name, table) is None:
+            yield Problem(key=key, text="is missing", hint=f"add {name}", code="PS603")
 
 
 def did_you_mean_any(key: str, table: Mapping[str, Any]) -> str | None:

@@ -42,14 +42,16 @@ from parastrat.rules import (
     modules,
     network,
     pipeline,
+    pod_memory,
+    pods,
     precision,
+    pytorchjob,
     runtime_support,
     scans,
     script_lines,
     split_backward,
     torchtitan,
     trainjob,
-    trainjob_pods,
 )
 from parastrat.rules.rule import CaseRule, FileRule, Guidance, PlanRule, Rule, finding
 
@@ -117,7 +119,9 @@ FAMILIES: tuple[ModuleType, ...] = (
     batch_signals,
     launch_together,
     trainjob,
-    trainjob_pods,
+    pods,
+    pod_memory,
+    pytorchjob,
 )
 
 

@@ -92,14 +92,14 @@ class CaseRule(Guidance):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileRule(Guidance):
-    """A rule about a config file of one format, as it is written; only the checker runs it."""
+    """A rule about a config file of one format, or some, as it is written; only the checker runs it."""
 
-    format: ConfigFormat
+    formats: tuple[ConfigFormat, ...]
     read: Reading
 
     def hits(self, file: ConfigFile) -> Iterator[Hit]:
-        """Yield what the rule says of a file of its format, place by place."""
-        if file.format is self.format:
+        """Yield what the rule says of a file of its formats, place by place."""
+        if file.format in self.formats:
             yield from self.read(file)
 
 
@@ -149,8 +149,7 @@ def case_rule(
 def file_rule(
     code: str,
     severity: Severity,
-    format: ConfigFormat,  # noqa: A002  (as the field is named)
-    *,
+    *formats: ConfigFormat,
     source: str,
     covers: tuple[str, ...] = (),
 ) -> Callable[[Reading], FileRule]:
@@ -165,7 +164,7 @@ def file_rule(
             rationale=rationale,
             url=source,
             covers=covers,
-            format=format,
+            formats=formats,
             read=read,
         )
 

@@ -71,12 +71,19 @@ GOOD_TRAINJOBS: tuple[str, ...] = (
     TRAINJOB.replace('      limits:\n        nvidia.com/gpu: "8"', "      claims: [{name: gpus}]").replace(
         "command: [torchrun]", "command: [torchrun, --nproc-per-node=gpu]"
     ),
+    # what the command says holds
+    TRAINJOB.replace("command: [torchrun]", "command: [torchrun, --nproc-per-node=8]").replace(
+        "numProcPerNode: 8", "numProcPerNode: 2"
+    ),
+    TRAINJOB.replace("command: [torchrun]", "command: [torchrun, --node-rank=$(PET_NODE_RANK)]"),
     TRAINJOB.replace("command: [torchrun]", 'command: [bash, -c, "torchrun train.py"]'),
     TRAINJOB.replace("command: [torchrun]", "command: [python, -m, torch.distributed.run]"),
     TRAINJOB.replace("    command: [torchrun]\n", ""),
     TRAINJOB.replace("name: torch-distributed", "name: deepspeed-distributed").replace(
         "command: [torchrun]", "command: [mpirun, python]"
     ),
+    # of a runtime that may start processes itself
+    TRAINJOB.replace("name: torch-distributed", "name: mpi").replace("[torchrun]", "[python]"),
     TRAINJOB.replace("numProcPerNode: 8", "numProcPerNode: auto"),
     TRAINJOB.replace("    numProcPerNode: 8\n", ""),
     TRAINJOB.replace('        nvidia.com/gpu: "8"', '        cpu: "8"').replace(
@@ -108,6 +115,7 @@ BAD_TRAINJOBS: tuple[Bad, ...] = (
     _bad("PS608", "of release 2.0", "  runtimePatches:", "  podSpecOverrides:"),
     _bad("PS526", "Trainer's own", "NCCL_DEBUG", "PET_NNODES"),
     _bad("PS527", "too many processes", 'gpu: "8"', 'gpu: "4"'),
+    _bad("PS527", "by an option", "command: [torchrun]", "command: [torchrun, --nproc-per-node=16]"),
     _bad("PS528", "idle GPUs", "numProcPerNode: 8", "numProcPerNode: 4"),
     _bad("PS528", "no GPUs", 'nvidia.com/gpu: "8"', 'cpu: "8"'),
     _bad("PS529", "requests alone", "      limits:", "      requests:"),
@@ -123,6 +131,7 @@ BAD_TRAINJOBS: tuple[Bad, ...] = (
     ),
     _bad("PS530", "alone", "command: [torchrun]", "command: [torchrun, --standalone]"),
     _bad("PS530", "other nodes", "command: [torchrun]", "command: [torchrun, --nnodes=1]"),
+    _bad("PS530", "the same node", "command: [torchrun]", "command: [torchrun, --node-rank, '0']"),
     _bad("PS531", "a number", "value: INFO", "value: 1"),
     _bad("PS531", "a switch", "value: INFO", "value: true"),
     _bad("PS531", "an argument", '--steps, "100"', "--steps, 100"),

@@ -61,6 +61,11 @@ def test_a_variables_finding_stands_at_the_variable(tmp_path: Path) -> None:
     assert text.splitlines()[(found.line or 0) - 1] == "      - name: NCCL_DEBUGG"
 
 
+def test_a_name_that_is_no_text_is_not_stumbled_over(tmp_path: Path) -> None:
+    checked = _checked(tmp_path, TRAINJOB.replace("name: NCCL_DEBUG", "name: [NCCL_DEBUG]"))
+    assert checked.format is ConfigFormat.TRAINJOB
+
+
 def test_what_pods_tell_megatron_is_judged_too(tmp_path: Path) -> None:
     words = "pretrain_gpt.py, --tensor-model-parallel-size, '16', --num-attention-heads, '40'"
     text = TRAINJOB.replace('train.py, --steps, "100"', words)
