@@ -101,6 +101,8 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
         self.visit: Visit | None = None
         #: outputs that were written to after they were returned
         self.changed: set[Source] = set()
+        #: whether an operator was given what an earlier run left somewhere
+        self.reads_earlier = False
         #: values of what the forward is given
         self.known = KnownValues()
 
@@ -110,7 +112,7 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
         if is_question(func):
             return asked(func, args, kwargs or {})
         self._count += 1
-        inputs = [self.held(leaf) for leaf in tree_tensors((args, kwargs))]
+        inputs = [self._read(leaf) for leaf in tree_tensors((args, kwargs))]
         key = (str(func), self._encoded(args), self._encoded(kwargs or {}))
         sources = frozenset[Source]().union(*(held.sources for held in inputs))
         result = self._result(func, args, kwargs or {})
@@ -141,6 +143,11 @@ class Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves 
             number = self._unknown(tensor, address)
             self._held[address] = Held(tensor.untyped_storage(), number, born=self._count)
         return self._held[address]
+
+    def _read(self, tensor: torch.Tensor) -> Held:
+        """Return what is known of what an operator is given."""
+        self.reads_earlier |= isinstance(tensor, FakeTensor) and storage_of(tensor) not in self._held
+        return self.held(tensor)
 
     def name(self, tensor: torch.Tensor, key: Hashable, sources: Iterable[Source] = ()) -> None:
         """Say what a tensor's storage is."""

@@ -38,21 +38,34 @@ def prove(whole: Whole, spans: tuple[Span, ...], owners: dict[str, tuple[int, ..
             hint="return tensors, alone or in tuples, dicts or dataclasses, or plan --pp 1",
         )
     known: dict[Source, tuple[torch.Tensor, int]] = {}
+    reads_earlier = False
     for span in spans:
         held = frozenset(name for name, stages in owners.items() if span.stage in stages)
         trace = whole.begin(held)
         output = _staged(trace, whole.route, span, known)
+        reads_earlier |= trace.flow.reads_earlier
     if trace.flow.numbers_of(output) != expected:
-        hooked = [name for name, part in parts_of(module).items() if _has_hooks(part)]
-        if hooked:
-            raise WrapError(
-                f"{hooked[0]} has a forward hook, which would run on every stage and change what it sends",
-                hint="move what the hook does into forward, or plan --pp 1",
-            )
-        raise WrapError(
-            f"the stages of {type(module).__name__} do not compute what it computes as a whole",
-            hint="plan --pp 1; please report the model: this should have been seen when it was cut",
+        raise _otherwise(module, reads_earlier=reads_earlier)
+
+
+def _otherwise(module: nn.Module, *, reads_earlier: bool) -> WrapError:
+    """Return why the stages compute something else, as far as can be seen."""
+    hooked = [name for name, part in parts_of(module).items() if _has_hooks(part)]
+    if hooked:
+        return WrapError(
+            f"{hooked[0]} has a forward hook, which would run on every stage and change what it sends",
+            hint="move what the hook does into forward, or plan --pp 1",
         )
+    if reads_earlier:
+        return WrapError(
+            f"{type(module).__name__}'s code keeps a table, outside of its file, that was made when the forward "
+            "was followed",
+            hint="keep tables in buffers or attributes of the module, or plan --pp 1",
+        )
+    return WrapError(
+        f"the stages of {type(module).__name__} do not compute what it computes as a whole",
+        hint="plan --pp 1; please report the model: this should have been seen when it was cut",
+    )
 
 
 def _has_hooks(part: nn.Module) -> bool:
