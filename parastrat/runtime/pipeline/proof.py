@@ -58,8 +58,8 @@ def _otherwise(module: nn.Module, *, reads_earlier: bool) -> WrapError:
         )
     if reads_earlier:
         return WrapError(
-            f"{type(module).__name__}'s code keeps a table, outside of its file, that was made when the forward "
-            "was followed",
+            f"{type(module).__name__}'s code keeps a table, outside of its file, that was made when the "
+            "forward was followed",
             hint="keep tables in buffers or attributes of the module, or plan --pp 1",
         )
     return WrapError(
