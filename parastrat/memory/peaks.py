@@ -18,7 +18,7 @@ import numpy as np
 from parastrat.elementwise import smaller
 from parastrat.errors import UsageError
 from parastrat.estimate import MemoryEstimate
-from parastrat.memory.alone import fullest, numbers_of, plans_alone, row_alone
+from parastrat.memory.alone import fullest, numbers_of, parts_alone, plans_alone, row_alone
 from parastrat.memory.parts import PARTS
 from parastrat.memory.plans import job_of
 from parastrat.memory.several import parts_of, peaks_of, told_apart
@@ -56,7 +56,8 @@ def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     parts = np.empty((len(PARTS), many), dtype=np.int64)
     if many <= _FEW:
         for row in range(many):
-            parts[:, row] = counted(parts_of_plan(job, numbers_of(columns, row)))
+            # of many kinds that a search meets code would be written, and hardly used again
+            parts[:, row] = counted(parts_alone(plans_alone(job, row_alone(job, numbers_of(columns, row)))))
     else:
         for rows, plans in told_apart(job, columns):
             for place, own in enumerate(parts_of(plans)):
