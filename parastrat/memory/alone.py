@@ -71,10 +71,9 @@ def row_alone(job: Job, numbers: Mapping[str, Any]) -> Columns:
     return c
 
 
-def numbers_of(columns: Columns, row: int) -> dict[str, Any]:
-    """Return the columns of one of several plans as numbers."""
-    read = {name: getattr(columns, name) for name in READ}
-    return {name: each.item(row) if getattr(each, "shape", ()) else each for name, each in read.items()}
+def row_of(job: Job, columns: Columns, row: int) -> Plans:
+    """Return one of several plans as numbers."""
+    return plans_alone(job, row_alone(job, dict(zip(READ, columns.of_row(row, READ), strict=True))))
 
 
 def plans_alone(job: Job, c: Columns, code: int | None = None) -> Plans:

@@ -18,7 +18,7 @@ import numpy as np
 from parastrat.elementwise import smaller
 from parastrat.errors import UsageError
 from parastrat.estimate import MemoryEstimate
-from parastrat.memory.alone import fullest, numbers_of, parts_alone, plans_alone, row_alone
+from parastrat.memory.alone import fullest, parts_alone, row_of
 from parastrat.memory.parts import PARTS
 from parastrat.memory.plans import job_of
 from parastrat.memory.several import parts_of, peaks_of, told_apart
@@ -57,7 +57,7 @@ def memory_columns(facts: Facts, columns: Columns) -> dict[str, Any]:
     if many <= _FEW:
         for row in range(many):
             # of many kinds that a search meets code would be written, and hardly used again
-            parts[:, row] = counted(parts_alone(plans_alone(job, row_alone(job, numbers_of(columns, row)))))
+            parts[:, row] = counted(parts_alone(row_of(job, columns, row)))
     else:
         for rows, plans in told_apart(job, columns):
             for place, own in enumerate(parts_of(plans)):
@@ -74,7 +74,7 @@ def memory_totals(facts: Facts, columns: Columns) -> Any:
     total = np.empty(many)
     if many <= _FEW:
         for row in range(many):
-            total[row] = fullest(plans_alone(job, row_alone(job, numbers_of(columns, row)))).total
+            total[row] = fullest(row_of(job, columns, row)).total
     else:
         for rows, plans in told_apart(job, columns):
             found = peaks_of(plans)

@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from parastrat.units import Mask
 
 
-#: whether rules read some columns, as it was found of rows that nothing else read
-_reading: dict[tuple[PlanRule, str], bool] = {}
-
 #: the simplest options, for rows whose own are not chosen yet
 PLAIN = {"recompute": 0, "reshard_after_forward": False, "pp_schedule": -1, "virtual_stages": 1}
 
@@ -185,12 +182,10 @@ def offloading(allowed: Obeying, offload: Offload) -> Obeying:
 
 
 def _reads(rule: PlanRule, columns: Columns, name: str) -> bool:
-    """Return whether a rule reads a column: it reads the same ones of all plans."""
-    if (rule, name) not in _reading:
-        row = columns.at(np.arange(len(columns.pp)))
-        rule.mask(row)
-        _reading[rule, name] = row.was_read(name)
-    return _reading[rule, name]
+    """Return whether a rule reads a column, of rows that nothing else read."""
+    row = columns.at(np.arange(len(columns.pp)))
+    rule.mask(row)
+    return row.was_read(name)
 
 
 def _of_strategy(fixed: Constraints, columns: Columns) -> Columns:
