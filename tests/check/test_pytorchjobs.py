@@ -8,38 +8,28 @@ import pytest
 from check.bad_configs import Bad
 from check.bad_pytorchjobs import BAD_PYTORCHJOBS, ELASTIC, EXAMPLES, GOOD_PYTORCHJOBS, PYTORCHJOB
 from check.bad_trainjobs import TRAINJOB
+from check.checked_jobs import checked, find_in_its_document
 
-from parastrat.check import Checked, check_file, config_files
-from parastrat.check.known import Given
+from parastrat.check import config_files
 from parastrat.check.recognition import KNOWN
 from parastrat.config_file import ConfigFormat
 from parastrat.finding import Finding
 
 
-def _checked(folder: Path, text: str) -> Checked:
-    path = folder / "job.yaml"
-    path.write_text(text)
-    return check_file(path, Given())
-
-
 def _found(folder: Path, text: str, code: str) -> list[Finding]:
-    return [each for each in _checked(folder, text).findings if each.code == code]
+    return [each for each in checked(folder, text).findings if each.code == code]
 
 
 @pytest.mark.parametrize("bad", BAD_PYTORCHJOBS, ids=lambda bad: f"{bad.code}-{bad.what}")
 def test_every_mistake_is_found_in_its_document(tmp_path: Path, bad: Bad) -> None:
-    found = _found(tmp_path, bad.text, bad.code)
-    assert found
-    # the first document is not the job's
-    begins = bad.text.splitlines().index("---") + 1
-    assert all(each.line is None or each.line > begins for each in found)
+    find_in_its_document(tmp_path, bad)
 
 
 @pytest.mark.parametrize("text", GOOD_PYTORCHJOBS, ids=range(len(GOOD_PYTORCHJOBS)))
 def test_good_jobs_have_no_findings(tmp_path: Path, text: str) -> None:
-    checked = _checked(tmp_path, text)
-    assert checked.format is ConfigFormat.PYTORCHJOB
-    assert checked.findings == ()
+    found = checked(tmp_path, text)
+    assert found.format is ConfigFormat.PYTORCHJOB
+    assert found.findings == ()
 
 
 def test_a_misspelt_field_of_a_container_is_shown_where_it_stands(tmp_path: Path) -> None:
@@ -137,7 +127,7 @@ _OF_LISTS = (
 )
 def test_what_is_no_job_at_all_is_not_stumbled_over(tmp_path: Path, spec: str) -> None:
     text = f"apiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {{name: x}}\n{spec}"
-    assert _checked(tmp_path, text).findings
+    assert checked(tmp_path, text).findings
 
 
 def test_known_formats_name_both_jobs() -> None:

@@ -6,13 +6,14 @@ import random
 
 import pytest
 
+from memory.drawing import choices
 from parastrat.case import Facts
 from parastrat.memory.activations import kinds_bytes
 from parastrat.memory.alone import fullest, fullest_of, plan_alone, ranks_of
 from parastrat.memory.ceilings import ceilings
 from parastrat.memory.held import ranks_read
 from parastrat.memory.plans import job_of
-from parastrat.plan import Backend, Mesh, Offload, PipelineSchedule, Plan, Recompute, Shard
+from parastrat.plan import Mesh, PipelineSchedule, Plan
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision, Workload
@@ -39,14 +40,7 @@ def _drawn(draw: random.Random) -> Plan:
         ),
         micro_batch_size=draw.choice((1, 4)),
         gradient_accumulation_steps=draw.choice((1, 2, 8, 32)),
-        precision=Precision.BF16_MIXED,
-        backend=Backend.NCCL,
-        shard=draw.choice(tuple(Shard)),
-        reshard_after_forward=draw.choice((True, False)),
-        sequence_parallel=draw.choice((True, False)),
-        loss_parallel=draw.choice((True, False)),
-        recompute=draw.choice(tuple(Recompute)),
-        offload=draw.choice(tuple(Offload)),
+        **choices(draw),
         pp_schedule=schedule,
         virtual_stages=draw.choice((1, 2)) if schedule is PipelineSchedule.LOOPED_BFS else 1,
     )

@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from memory.drawing import choices
 from parastrat.case import Facts
 from parastrat.memory import plan_memory, shortcuts
 from parastrat.memory.alone import parts_alone, plan_alone
 from parastrat.memory.plans import job_of
 from parastrat.memory.shortcuts import parts_of_plan
-from parastrat.plan import Backend, ContextMethod, Mesh, Offload, PipelineSchedule, Plan, Recompute, Shard
+from parastrat.plan import ContextMethod, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.schedules import V_SHAPED
 from parastrat.sources import load_source
@@ -45,15 +46,8 @@ def _drawn(draw: random.Random) -> Plan:
             mesh=Mesh(pp=ranks),
             micro_batch_size=1,
             gradient_accumulation_steps=1,
-            precision=Precision.BF16_MIXED,
-            backend=Backend.NCCL,
-            shard=draw.choice(tuple(Shard)),
-            reshard_after_forward=draw.choice((True, False)),
-            sequence_parallel=draw.choice((True, False)),
-            loss_parallel=draw.choice((True, False)),
+            **choices(draw),
             cp_method=draw.choice(tuple(ContextMethod)),
-            recompute=draw.choice(tuple(Recompute)),
-            offload=draw.choice(tuple(Offload)),
             pp_schedule=schedule,
             virtual_stages=2 if schedule in V_SHAPED or several else 1,
         ),
