@@ -144,9 +144,8 @@ def test_a_rank_with_other_weights_is_seen(cells: Any) -> None:
     broken = {job.strategy: cell for job, cell in cells.items() if job.broken}
     assert len(broken) == len(BROKEN)
     # where another rank should hold the same, or compute the same, training stops by itself
-    refused = {strategy for strategy, cell in broken.items() if cell.verdict == "refused"}
-    assert refused == {"ddp", "tp"} & set(BROKEN)
-    assert {cell.verdict for cell in broken.values()} == {"wrong", "refused"}
+    told = {strategy: cell.verdict for strategy, cell in broken.items()}
+    assert told == {strategy: "refused" if strategy in {"ddp", "tp"} else "wrong" for strategy in BROKEN}
 
 
 def _check(cell: Cell, page: dict[tuple[str, str], str]) -> None:
