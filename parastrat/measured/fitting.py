@@ -112,6 +112,7 @@ def predicted(run: Run, stack: Stack) -> float:
         casts_four_bits=own.casts_four_bits,
         scales_rows=own.scales_rows,
         gathers_fp8=own.gathers_fp8,
+        pads_vocabulary=own.pads_vocabulary,
         attention=own.attention,
     )
     facts = replace(facts, stack=stack)

@@ -26,6 +26,8 @@ _NEAR = 0.05
 _NAMED_LATER = {"BLOOM-prequel": "bloom-176b"}
 #: what tables call a model beside which adapters are trained; the row's task says the same
 _WITH_ADAPTERS = " Finetuning LORA"
+#: how tables say that a vocabulary is not padded
+_UNPADDED = "none"
 #: elements of a head where a row does not state heads
 _USUAL_HEAD = 128
 
@@ -81,9 +83,27 @@ def _resized(known: Architecture, row: MeasuredRow) -> Architecture:
         kv_heads=known.kv_heads if latent else row.kv_heads or (known.kv_heads if same_heads else heads),
         head_dim=known.head_dim if same_heads else width // heads,
         ffn=row.ffn_hidden if row.ffn_hidden and experts is None else known.ffn,
-        vocab=row.vocab or known.vocab,
+        vocab=_vocabulary(row) or known.vocab,
         positions=max(known.positions, row.seq_len or 0) if known.positions else 0,
     )
+
+
+def is_unpadded(row: MeasuredRow) -> bool:
+    """Return whether a run's vocabulary is as it is, whatever its stack would do.
+
+    Raises:
+        CannotPredictError: the row names another way.
+    """
+    if row.vocab_padding not in (None, _UNPADDED):
+        raise CannotPredictError(f"vocab_padding {row.vocab_padding!r} is not {_UNPADDED}")
+    return row.vocab_padding == _UNPADDED
+
+
+def _vocabulary(row: MeasuredRow) -> int | None:
+    """Return the rows of a run's vocabulary, of all tp ranks together, before a stack pads it."""
+    if row.vocab is None or not is_unpadded(row):
+        return row.vocab
+    return row.vocab - row.vocab % (row.tp or 1)
 
 
 def _of_sizes(row: MeasuredRow) -> ModelSource:
@@ -163,7 +183,7 @@ def _plain(row: MeasuredRow) -> Architecture:
         kv_heads=row.kv_heads or heads,
         head_dim=hidden // heads,
         ffn=row.ffn_hidden or 4 * hidden,
-        vocab=row.vocab or 1,
+        vocab=_vocabulary(row) or 1,
         norm=Norm.RMS,
         gated=True,
         tied=False,

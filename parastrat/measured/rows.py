@@ -51,6 +51,8 @@ class MeasuredRow:
     heads: int | None = None
     kv_heads: int | None = None
     vocab: int | None = None
+    #: "none" where nothing pads it, and each tp rank has vocab // tp rows; None: as the stack does
+    vocab_padding: str | None = None
     params_b: float | None = None
     moe_experts: int | None = None
     topk: int | None = None

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.errors import ProfileError
+from parastrat.measured.models import is_unpadded
 from parastrat.measured.skipped import CannotPredictError
 from parastrat.profiles import load_stack
 from parastrat.sources.presets import TransformerSource
@@ -70,6 +71,7 @@ def stack_of(row: MeasuredRow) -> Stack:
         steps_in_one_kernel=stack.steps_in_one_kernel or fused,
         gathers_fp8=stack.gathers_fp8 or narrow,
         casts_four_bits=has_four_bits(row),
+        pads_vocabulary=not is_unpadded(row) and stack.pads_vocabulary,
         scales_rows=_ROWS in format_of(row),
     )
 

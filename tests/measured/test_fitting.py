@@ -226,3 +226,14 @@ def test_runs_exchange_with_experts_as_they_did_on_every_stack() -> None:
     plain, hybrid = seconds(dispatcher="deepep"), seconds(dispatcher="hybridep")
     assert hybrid < plain < seconds(dispatcher="alltoall")
     assert seconds(dispatcher="hybridep", exchange_overlap=True) < hybrid
+
+
+def test_runs_pad_their_vocabulary_as_they_did_on_every_stack() -> None:
+    stated = {"stack": "megatron-deepspeed", "hardware": "dgx-a100", "model": "gpt2", "fsdp": "none"}
+    own = load_stack("megatron-deepspeed")
+
+    def seconds(**said: object) -> float:
+        row = row_of(**stated, vocab=50257, seq_len=1024, **said)
+        return predicted(Run(table="own", stack=own.name, job=job_of(row), seconds=1.0), own)
+
+    assert seconds(vocab_padding="none") > 1.05 * seconds()

@@ -496,6 +496,31 @@ def test_sizes_go_before_the_presets() -> None:
     assert (model.layers, model.vocab, model.kv_heads) == (4, 32000, 8)
 
 
+@pytest.mark.parametrize(
+    ("stated", "vocab", "padded"),
+    [
+        ({}, 50257, True),
+        ({"vocab_padding": "none"}, 50257, False),
+        # each rank has as many rows, and nobody the last one
+        ({"vocab_padding": "none", "tp": 4}, 50256, False),
+    ],
+)
+def test_rows_say_that_nothing_pads_their_vocabulary(
+    stated: dict[str, Any], vocab: int, padded: bool
+) -> None:
+    facts = job_of(run(stack="megatron-deepspeed", fsdp="none", vocab=50257, **stated)).facts
+    assert (facts.model.vocab, facts.stack.pads_vocabulary) == (vocab, padded)
+    sized = {"model": "somebody's", "layers": 2, "hidden": 512, "vocab": 50257}
+    own = job_of(run(stack="megatron-deepspeed", fsdp="none", **sized, **stated)).facts
+    assert own.model.vocab == vocab
+
+
+def test_a_vocabulary_of_unknown_size_or_padding_is_told() -> None:
+    assert job_of(run(vocab_padding="none", tp=2)).facts.model.vocab == 128256
+    with pytest.raises(CannotPredictError, match="vocab_padding 'some' is not none"):
+        job_of(run(vocab_padding="some"))
+
+
 def test_a_hybrid_with_fewer_layers_has_the_first_ones() -> None:
     whole, cut = (job_of(run(model="nemotron-h-8b", **more)).facts.model for more in ({}, {"layers": 8}))
     assert [block.name for block in cut.blocks] == [block.name for block in whole.blocks[:9]] + ["head"]
