@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 _OUT_OF_MEMORY = "oom"
 #: with what few tables say: by it runs would be told apart as their tables are, and groups be others than
 #: before
-_NOT_TOLD_APART_BY = NOT_SETTINGS | {"dispatcher", "exchange_overlap", "cuda_graph", "vocab_padding"}
+_NOT_TOLD_APART_BY = NOT_SETTINGS | {
+    *("dispatcher", "exchange_overlap", "cuda_graph", "vocab_padding", "loss_format"),
+}
 #: columns that say how a run was divided among devices and in time
 _PARALLELISM = {
     *("tp", "pp", "vpp", "cp", "ep", "dp", "fsdp", "sequence_parallel", "async_tp"),

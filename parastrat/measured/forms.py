@@ -6,6 +6,7 @@ from dataclasses import replace
 from math import ceil
 from typing import TYPE_CHECKING
 
+from parastrat.measured.skipped import CannotPredictError
 from parastrat.measured.stacks import (
     gathers_in_graph,
     has_four_bits,
@@ -13,6 +14,7 @@ from parastrat.measured.stacks import (
     is_since,
     keeps_gathered,
 )
+from parastrat.model import OperatorKind, Split
 from parastrat.plan import Recompute
 from parastrat.saved import Saved
 from parastrat.sources.adapters import with_adapters
@@ -22,10 +24,12 @@ from parastrat.stage_load import StageLoad
 
 if TYPE_CHECKING:
     from parastrat.measured.rows import MeasuredRow
-    from parastrat.model import Block, ModelSpec
+    from parastrat.model import Block, ModelSpec, Operator
     from parastrat.stack import Stack
 
 _FP32 = 4
+#: how tables say that a loss is computed in the format of the products
+_SHORT = "short"
 FINE_TUNING = ("sft", "lora")
 #: of adapters where a table says no more than that there are some: Megatron-Bridge's default, whose recipes
 #: for performance put them beside queries, keys and values (NVIDIA-NeMo/Megatron-Bridge @067f987,
@@ -55,6 +59,8 @@ def form_of(row: MeasuredRow, model: ModelSpec, stack: Stack) -> ModelSpec:
         model = replace(model, stage_load=StageLoad.BLOCKS)
     if is_before(row, stack.unstated.holds_fp32_logits_until):
         model = replace(model, blocks=tuple(_holding_logits(block, model) for block in model.blocks))
+    if row.loss_format is not None:
+        model = replace(model, blocks=tuple(_in_short_format(row, block, model) for block in model.blocks))
     return _recomputed(row, model, stack) if stack.selective_recompute is Recompute.SELECTIVE else model
 
 
@@ -71,6 +77,32 @@ def _recomputed(row: MeasuredRow, model: ModelSpec, stack: Stack) -> ModelSpec:
         in_bf16 = _BF16_TAIL if _MIXED in (row.source or "") else 0.0
         model = with_attended(model, model.layers - ceil(in_bf16 * model.layers))
     return model
+
+
+def _in_short_format(row: MeasuredRow, block: Block, model: ModelSpec) -> Block:
+    """Return a head whose loss moves logits in the products' format alone.
+
+    torch's cross entropy reads them and writes their log-softmax. Backward reads that and the gradient of
+    its log-likelihood, which it writes first, and writes that of the logits: twice as much.
+
+    Raises:
+        CannotPredictError: the row names another format.
+    """
+    if row.loss_format != _SHORT:
+        raise CannotPredictError(f"loss_format {row.loss_format!r} is not {_SHORT}")
+    columns = model.vocab or 0
+    if block.unit or all(operator.n != columns for operator in block.operators):
+        return block
+    moved = 2 * model.precision.compute_bytes * columns * (model.sequence_length or 0)
+    operators = tuple(
+        replace(operator, bytes=moved) if _is_loss(operator) else operator for operator in block.operators
+    )
+    return replace(block, operators=operators)
+
+
+def _is_loss(operator: Operator) -> bool:
+    """Return whether an operator of a head is its loss, which tp divides with the logits."""
+    return operator.kind is OperatorKind.ELEMENTWISE and operator.split is Split.TENSOR
 
 
 def _holding_logits(block: Block, model: ModelSpec) -> Block:

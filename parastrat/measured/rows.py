@@ -53,6 +53,8 @@ class MeasuredRow:
     vocab: int | None = None
     #: "none" where nothing pads it, and each tp rank has vocab // tp rows; None: as the stack does
     vocab_padding: str | None = None
+    #: "short" where the loss reads and writes logits in the products' format; None: as the stack does
+    loss_format: str | None = None
     params_b: float | None = None
     moe_experts: int | None = None
     topk: int | None = None

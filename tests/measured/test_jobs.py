@@ -515,6 +515,23 @@ def test_rows_say_that_nothing_pads_their_vocabulary(
     assert own.model.vocab == vocab
 
 
+def test_rows_say_that_their_loss_is_in_the_format_of_the_products() -> None:
+    def moved(**stated: str) -> list[list[float]]:
+        model = job_of(run(stack="megatron-deepspeed", fsdp="none", **stated)).facts.model
+        return [
+            [each.bytes for each in block.operators if each.kind is OperatorKind.ELEMENTWISE]
+            for block in model.distinct_blocks
+        ]
+
+    (*before, usual), (*others, short) = moved(), moved(loss_format="short")
+    assert others == before
+    # read and written in two bytes, of 18 that an fp32 loss moves beside
+    assert short[-1] == 4 * 128256 * 8192 == pytest.approx(usual[-1] * 4 / 18)
+    assert short[:-1] == usual[:-1]
+    with pytest.raises(CannotPredictError, match="loss_format 'fp64' is not short"):
+        moved(loss_format="fp64")
+
+
 def test_a_vocabulary_of_unknown_size_or_padding_is_told() -> None:
     assert job_of(run(vocab_padding="none", tp=2)).facts.model.vocab == 128256
     with pytest.raises(CannotPredictError, match="vocab_padding 'some' is not none"):
