@@ -156,15 +156,12 @@ class Device:
     #: what a training process can allocate, after driver and context
     usable_memory_bytes: int
     memory_bytes_per_s: float
-    #: datasheet rates, dense, without sparsity
-    peak: Rates
-    #: rates that long matrix multiplies reach
-    sustained: Rates
+    peak: Rates  #: datasheet rates, dense, without sparsity
+    sustained: Rates  #: rates that long matrix multiplies reach
     matmul: MatmulCurve
     #: the bf16 formats are native, not emulated
     bf16_native: bool
-    #: time of one kernel launch from eager Python
-    launch_s: float
+    launch_s: float  #: time of one kernel launch from eager Python
     #: flash-attention forward's share of the sustained rate of matrix multiplies, where a query sees
     #: ATTENTION_KEYS and a kernel has ATTENTION_ROWS of heads with ATTENTION_WIDTH
     attention_efficiency: float = 0.5
@@ -175,6 +172,10 @@ class Device:
     flex_attention_efficiency: float | None = None
     attention: AttentionCurve = AttentionCurve()
     newest_attention: AttentionCurve | None = None
+    #: how many times as long products in 16 bits take whose rows are aligned to 4 or 8 bytes, and to 2;
+    #: None: unknown, and as long
+    aligned_to_four: float | None = None
+    aligned_to_two: float | None = None
     #: host memory to device, one direction; None where there is no such link or it is unknown
     host_bytes_per_s: float | None = None
     #: of a processor that several processes share, what one process with all cores does of what they do

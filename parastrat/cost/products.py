@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parastrat.cost.alignment import slower
 from parastrat.cost.convolutions import rate_of_convolutions, relaid_elements, transformed
 from parastrat.cost.operators import SPLITS
 from parastrat.cost.rates import sustained_flops_per_s
@@ -40,6 +41,9 @@ def products_s(
     m, n, k = _sides(products, c, facts.model.experts)
     flops = beside(products.flops, c) * shares[products.split]
     ideal = flops / beside(_fastest(facts, products) * transformed(facts, products), c)
+    unaligned = slower(facts, products, (n, k), c)
+    if unaligned is not None:
+        ideal = ideal * unaligned
 
     shorter = beside(_shorter_halves(facts, products), c)
     m_half, n_half = shorter * curve.m_half, shorter * curve.n_half

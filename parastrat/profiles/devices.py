@@ -94,6 +94,7 @@ def read_device(file: ProfileFile) -> Device:
         matmul=curve,
         attention=second,
         newest_attention=newest,
+        **_unaligned(file.table.get("compute_capability")),
         provenance=(
             *provenance,
             *(replace(entry, field=f"peak.{entry.field}") for entry in peak_provenance),
@@ -124,6 +125,14 @@ def _read_curve(device: ProfileFile) -> tuple[MatmulCurve, Provenance]:
     if "curve_assumed" in device.table:  # another device's kernels
         kind, source = FigureKind.ASSUMED, f"{device.text('curve_assumed')}; {source}"
     return curve, Provenance(field="matmul", kind=kind, source=source)
+
+
+def _unaligned(capability: Any) -> dict[str, Any]:
+    """Return how many times as long products take that are less aligned; nothing where nobody stated it."""
+    file = read_profile(".", "unaligned")
+    if file is None or capability not in file.table:
+        return {}
+    return {f"aligned_to_{size}": file.number(f"{capability}.{size}_bytes") for size in ("four", "two")}
 
 
 def _attention_curves(device: ProfileFile) -> tuple[AttentionCurve, AttentionCurve | None]:

@@ -52,6 +52,7 @@ from parastrat.rules import (
     split_backward,
     torchtitan,
     trainjob,
+    vocabulary,
 )
 from parastrat.rules.rule import CaseRule, FileRule, Guidance, PlanRule, Rule, finding
 
@@ -92,6 +93,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     components,
     batch,
     precision,
+    vocabulary,
     launcher,
     environment,
     environment_values,

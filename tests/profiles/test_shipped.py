@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -216,3 +217,23 @@ def test_collectives_over_nvlink_follow_their_curves_and_others_hops() -> None:
         assert 0.4 < curve.shares[0] < curve.shares[1] < curve.shares[2] <= 1
     for other in (pcie, cpu):
         assert other.scale_up is None or other.scale_up.curves is None
+
+
+def test_products_of_unaligned_rows_take_longer_where_somebody_stated_it() -> None:
+    stated = tomllib.loads((profiles.profiles_root() / "unaligned.toml").read_text(encoding="utf-8"))
+    for capability, sizes in stated.items():
+        assert set(sizes) == {"four_bytes", "two_bytes"}
+        assert 1 <= sizes["four_bytes"]["value"] < sizes["two_bytes"]["value"] < 5
+        assert all(entry["kind"] in list(FigureKind) for entry in sizes.values())
+        assert all(entry["source"] for entry in sizes.values())
+        assert re.fullmatch(r"\d+\.\d", capability)
+    found = {
+        name: profiles.load_hardware(name).device for name in ("dgx-a100", "dgx-h100", "dgx-1v", "cpu")
+    }
+    factors = {name: (each.aligned_to_four, each.aligned_to_two) for name, each in found.items()}
+    assert factors == {
+        "dgx-a100": (1.65, 3.0),
+        "dgx-h100": (2.1, 3.4),
+        "dgx-1v": (None, None),
+        "cpu": (None, None),
+    }

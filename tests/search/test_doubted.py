@@ -55,7 +55,7 @@ def test_a_flip_is_a_plan_that_is_slower_there_or_a_simpler_one() -> None:
     # another mesh, which is as fast
     assert stands.other.plan.mesh != stands.chosen.plan.mesh
     assert not stands.flips
-    same, simpler = _of("gpt3-175b", "dgx-a100:64", 1536, 2048)
+    same, simpler = _of("llama-3.1-70b", "dgx-a100:64", 1536, 2048)
     assert not same.flips
     assert (simpler.flips, simpler.simpler) == (True, True)
     assert simpler.other.plan.rung < simpler.chosen.plan.rung
