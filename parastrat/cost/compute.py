@@ -13,7 +13,7 @@ from parastrat.cost.operators import SPLITS, operator_table
 from parastrat.cost.products import beside, products_s
 from parastrat.model import Split
 from parastrat.plan import Recompute
-from parastrat.ranks.division import expert_tp
+from parastrat.ranks.division import division
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -189,10 +189,12 @@ def _divided(table: Any, shares: Numbers) -> Numbers:
 
 def _shares(c: Columns) -> Numbers:
     """Return the samples of a micro-batch's operators that one rank computes, for each of SPLITS."""
+    d = division(c)
     divisors = {
         Split.REPLICATED: np.ones_like(c.tp),
         Split.TENSOR: c.tp,
         Split.SEQUENCE: np.where(c.sequence_parallel, c.tp, 1),
-        Split.EXPERT: np.broadcast_to(expert_tp(c), np.shape(c.tp)),
+        Split.EXPERT: np.broadcast_to(d.expert_tensor, np.shape(c.tp)),
+        Split.VOCABULARY: np.broadcast_to(d.vocabulary, np.shape(c.tp)),
     }
     return c.micro_batch_size / (np.stack([divisors[split] for split in SPLITS]) * c.cp)

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from parastrat.model import Block, Operator
 
 #: what may divide an operator, in the order in which tables count it
-SPLITS = tuple(split for split in Split if split is not Split.VOCABULARY)
+SPLITS = tuple(Split)
 
+#: of products that tp divides
+_COLUMNS_AND_ROWS = (Split.TENSOR, Split.VOCABULARY)
 _PRODUCTS = (OperatorKind.MATMUL, OperatorKind.GROUPED_MATMUL, OperatorKind.CONVOLUTION)
 
 
@@ -143,7 +145,7 @@ def _products(several: list[tuple[int, Operator]], blocks: tuple[Block, ...]) ->
         divides_n=np.array([operator.split_side == "n" for operator in operators], dtype=bool),
         divides_k=np.array([operator.split_side == "k" for operator in operators], dtype=bool),
         weighted=np.array([operator.weighted for operator in operators], dtype=bool),
-        gathered=np.array([operator.split is Split.TENSOR for operator in operators], dtype=bool),
+        gathered=np.array([operator.split in _COLUMNS_AND_ROWS for operator in operators], dtype=bool),
         grouped=np.array(
             [operator.kind is OperatorKind.GROUPED_MATMUL for operator in operators], dtype=bool
         ),

@@ -63,11 +63,6 @@ def division(c: Columns) -> Division:
     return division_of(c)
 
 
-def expert_tp(c: Columns) -> Numbers:
-    """Return over how many tp ranks what experts compute is divided."""
-    return division(c).expert_tensor
-
-
 def shard_ranks(c: Columns) -> tuple[Numbers, Numbers]:
     """Return over how many ranks dense and expert parameters are sharded."""
     return division(c)[-2:]

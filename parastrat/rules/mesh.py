@@ -257,10 +257,10 @@ def _(case: Case) -> Hit:
     covers=("PIT207",),
 )
 def vocabulary_does_not_divide(p: Columns) -> Mask:
-    """A vocabulary that tp does not divide is padded or split unevenly.
+    """A vocabulary that tp does not divide is padded, or whole on every rank.
 
-    It runs: Megatron pads the table, DTensor gives the last rank less. An unpadded table also misses the
-    matrix sizes that tensor cores like, and a padded one changes the checkpoint's shape.
+    It runs: Megatron pads the table, which changes the checkpoint's shape; `auto_parallelize` leaves table
+    and head whole, so that every rank predicts, and keeps logits of, all of it.
     """
     return (p.tp > 1) & (p.vocab % p.tp != 0)
 

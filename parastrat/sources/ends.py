@@ -102,8 +102,8 @@ def head(setting: Setting) -> Block:
         Part(
             parameters=tuple(weights),
             operators=(
-                matmul(tokens, a.vocab, a.hidden, "n"),
-                elementwise((b + 4 * _FP32) * logits, Split.TENSOR),
+                replace(matmul(tokens, a.vocab, a.hidden, "n"), split=Split.VOCABULARY),
+                elementwise((b + 4 * _FP32) * logits, Split.VOCABULARY),
             ),
             # a cap keeps its tanh
             saved=Saved(loss=(kept + (b if a.capped_logits else 0)) * logits),

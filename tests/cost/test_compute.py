@@ -279,6 +279,19 @@ def test_what_divides_an_operator(split: Split, plan: dict[str, Any], share: flo
 
 
 @pytest.mark.parametrize(
+    ("vocab", "padded", "share"), [(250, False, 1), (250, True, 1 / 4), (252, False, 1 / 4)]
+)
+def test_a_vocabulary_that_tp_does_not_divide_is_whole_unless_it_is_padded(
+    vocab: int, padded: bool, share: float
+) -> None:
+    own = block(matmul(TERA, split=Split.VOCABULARY), elementwise(TERA, split=Split.VOCABULARY))
+    c = row(tp=4).joined({"vocab": vocab, "pads_vocabulary": padded})
+    found = block_times(job(own), (own,), c)
+    assert found.matmul_forward == pytest.approx(share)
+    assert found.forward == pytest.approx(2 * share)
+
+
+@pytest.mark.parametrize(
     ("plan", "shape", "share"),
     [
         # 400 rows over 8 experts; tp divides the side

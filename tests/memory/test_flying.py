@@ -17,7 +17,7 @@ from parastrat.memory.plans import job_of
 from parastrat.model import Parameters, Split
 from parastrat.plan import PipelineSchedule, Plan, Recompute, Shard
 from parastrat.ranks import ParameterTotals
-from parastrat.ranks.division import expert_tp, local
+from parastrat.ranks.division import division, local
 from parastrat.ranks.states import cast_totals
 from parastrat.saved import Activations, Saved
 from parastrat.stack import Crossing
@@ -137,11 +137,11 @@ def test_stacks_say_whether_tp_divides_experts() -> None:
     for divides, alone in ((True, 80 / 4), (False, 80)):
         columns = row(tp=4).joined({"divides_experts": divides})
         assert local(totals, columns) == (5 + 40 / 4, alone)
-        assert expert_tp(columns) == (4 if divides else 1)
+        assert division(columns).expert_tensor == (4 if divides else 1)
         # ep divides them in any case, and tp their tokens
         columns = row(tp=4, dp_shard=2, ep=8).joined({"divides_experts": divides})
         assert local(totals, columns)[1] == 80 / 8
-        assert expert_tp(columns) == 4
+        assert division(columns).expert_tensor == 4
 
 
 def test_vocabularies_that_tp_does_not_divide_are_whole() -> None:

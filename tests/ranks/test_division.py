@@ -14,7 +14,6 @@ from parastrat.ranks.division import (
     divided,
     divided_total,
     division,
-    expert_tp,
     local_total,
     shard_ranks,
     sharded_total,
@@ -116,5 +115,5 @@ def test_what_experts_compute_is_divided_by_their_width_or_their_tokens(
     plan: dict[str, Any], tokens: int, *, sums: bool
 ) -> None:
     c = columns(**plan)
-    assert expert_tp(c) == tokens
+    assert division(c).expert_tensor == tokens
     assert bool(division(c).sums_experts) is sums

@@ -96,6 +96,8 @@ def test_logits_are_divided_for_a_loss_outside() -> None:
     last = traced(Reader).blocks[-1]
     assert last.activations.none.loss == 2 * LENGTH * ROWS
     assert by_split(last) == {Split.REPLICATED: 2 * WIDTH, Split.VOCABULARY: ROWS * WIDTH}
+    predicting = [each for each in last.operators if each.n == ROWS]
+    assert [each.split for each in predicting] == [Split.VOCABULARY]
     config, build = hugging_face("llama")
     with torch.device("meta"):
         own = traced_module(build(config), ref="llama").at(LENGTH, Precision.BF16, Kernels.EAGER)

@@ -96,7 +96,7 @@ def test_a_head_is_a_norm_a_matrix_and_the_loss() -> None:
     assert products(block) == [(T, VOCABULARY, H, "n", 2 * T * VOCABULARY * H)]
     loss = block.operators[-1]
     # read and written in the compute format and in fp32
-    assert (loss.bytes, loss.split) == ((2 + 4 * 4) * LOGITS, Split.TENSOR)
+    assert (loss.bytes, loss.split) == ((2 + 4 * 4) * LOGITS, Split.VOCABULARY)
     # tensor parallelism gathers the norm's output, and the product keeps it whole
     assert block.activations.none.sequence == NORM_KEPT - WIDTH
     assert block.activations.none.replicated == WIDTH

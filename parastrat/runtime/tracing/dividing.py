@@ -68,9 +68,10 @@ class Dividing:
                 if each.way is Split.SEQUENCE:
                     each.way = Split.REPLICATED
         ways = {each.way for each in (*held, *made)}
-        inside = side or ways.intersection((Split.TENSOR, Split.VOCABULARY))
+        logits = Split.VOCABULARY in ways
+        inside = Split.VOCABULARY if logits else Split.TENSOR if side or Split.TENSOR in ways else None
         whole = Split.SEQUENCE if Split.SEQUENCE in ways and not call.n else Split.REPLICATED
-        return replace(call, split=Split.TENSOR if inside else whole, split_side=side)
+        return replace(call, split=inside or whole, split_side=side)
 
     def settle(self, segments: Sequence[Segment], events: Sequence[tuple[int, int, Allocation]]) -> None:
         """Gather logits that a model's own loss reads; let ends hold shares of positions where they can."""
