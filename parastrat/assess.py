@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parastrat.case import Facts
+    from parastrat.cost import BlockSeconds
     from parastrat.estimate import MemoryEstimate, TimeEstimate
     from parastrat.hardware import Device, Hardware
     from parastrat.model import ModelSpec
@@ -73,9 +74,9 @@ def widest_of(several: Sequence[tuple[Facts, Plan]]) -> Facts:
     return max((facts for facts, _ in several), key=lambda facts: facts.hardware.num_nodes)
 
 
-def estimated(facts: Facts, columns: Columns) -> Estimated:
-    """Return the estimates of plans that are columns."""
-    return Estimated(memory=memory_columns(facts, columns), time=time_columns(facts, columns))
+def estimated(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -> Estimated:
+    """Return the estimates of plans that are columns; ``blocks`` as of ``time_columns``."""
+    return Estimated(memory=memory_columns(facts, columns), time=time_columns(facts, columns, blocks))
 
 
 def cases_of(several: Sequence[tuple[Facts, Plan]], found: Estimated, first: int = 0) -> tuple[Case, ...]:

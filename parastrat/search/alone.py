@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from parastrat.hardware import Hardware
     from parastrat.plan import Plan
     from parastrat.search.rows import Constraints
+    from parastrat.search.work import Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +100,10 @@ def one_device_may_fit(facts: Facts, fixed: Constraints) -> bool:
 
 
 def assessed_with_one_device(
-    facts: Facts, fixed: Constraints, several: Sequence[tuple[Facts, Plan]]
+    facts: Facts,
+    fixed: Constraints,
+    several: Sequence[tuple[Facts, Plan]],
+    work: Work | None = None,
 ) -> tuple[tuple[Case, ...], Alone | None]:
     """Return some plans as cases, and what one device of a job does alone; None if it is not asked.
 
@@ -110,6 +114,7 @@ def assessed_with_one_device(
         facts: the job.
         fixed: what the user settled.
         several: plans of the job, or of one that differs in the number of nodes alone, each with its job.
+        work: what was found of the job's blocks, if anything was: it is not found again.
     """
     if not _leaves_others_idle(facts, fixed):
         return assess_together(several), None
@@ -124,7 +129,8 @@ def assessed_with_one_device(
         name: np.concatenate([column, _for_all(getattr(columns, name), many)])
         for name, column in plans_table([plan for _, plan in several]).items()
     }
-    found = estimated(widest, Columns(facts_columns(widest) | table))
+    every = Columns(facts_columns(widest) | table)
+    found = estimated(widest, every, None if work is None else work.found(every))
     own = Alone(facts=alone, space=space, columns=columns, found=found, first=len(several))
     return cases_of(several, found), own
 

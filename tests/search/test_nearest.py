@@ -27,6 +27,7 @@ from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
+    from parastrat.cost import BlockSeconds
     from parastrat.search.changes import ModelAt
 
 
@@ -301,9 +302,9 @@ def test_plans_of_a_job_and_of_what_would_fit_are_estimated_at_once_as_one_by_on
     """Those of one model, batch and optimizer, on whatever number of nodes."""
     estimates: list[Facts] = []
 
-    def counted(facts: Facts, columns: Columns) -> Estimated:
+    def counted(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -> Estimated:
         estimates.append(facts)
-        return estimated(facts, columns)
+        return estimated(facts, columns, blocks)
 
     with monkeypatch.context() as patched:
         patched.setattr("parastrat.search.alone.estimated", counted)
