@@ -106,7 +106,7 @@ def _assessed(
     plans = dict.fromkeys([*own, *others, *(each.plan for each in objections if each not in said)])
     changed = () if remedies is None else remedies.of_job
     several = [*((facts, plan) for plan in plans), *((fit.facts, fit.plan) for fit in changed)]
-    together, alone = assessed_with_one_device(facts, fixed, several, judged.space.work)
+    together, alone = assessed_with_one_device(facts, fixed, several, judged.space.work.found)
     cases = dict(zip(plans, together[: len(plans)], strict=True))
     case_of = cases.__getitem__
     standings = {

@@ -51,7 +51,8 @@ def remedies_of(space: Searched, model_at: ModelAt | None, misfits: Misfits) -> 
     fits = tuple(fit for fit in _ways(space, model_at, misfits) if fit is not None)
     if not fits:
         fits = tuple(fit for fit in (_together(space, model_at, misfits),) if fit is not None)
-    return Remedies(facts=space.facts, fits=fits, aside=_memory_aside(space) if fits else None)
+    aside = _memory_aside(space) if fits else None
+    return Remedies(facts=space.facts, work=space.work, fits=fits, aside=aside)
 
 
 def _memory_aside(space: Searched) -> Fit | None:

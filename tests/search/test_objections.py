@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     import pytest
 
+    from parastrat.assess import BlocksOf
     from parastrat.case import Case, Facts
     from parastrat.plan import Plan
     from parastrat.search.alone import Alone
@@ -39,10 +40,10 @@ def test_of_what_rules_removed_only_what_tells_of_memory_is_estimated(
     assessed = choice.assessed_with_one_device
 
     def noted(
-        job: Facts, fixed: Constraints, several: Sequence[tuple[Facts, Plan]]
+        job: Facts, fixed: Constraints, several: Sequence[tuple[Facts, Plan]], blocks_of: BlocksOf
     ) -> tuple[tuple[Case, ...], Alone | None]:
         estimated.extend(plan for _, plan in several)
-        return assessed(job, fixed, several)
+        return assessed(job, fixed, several, blocks_of)
 
     monkeypatch.setattr(choice, "assessed_with_one_device", noted)
     found = find_plan(facts("falcon-7b", "dgx-1v:2", 96, 2048))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from search.test_find_plan import facts
+from search.test_nearest import answer
 
 from parastrat.assess import plans_table
 from parastrat.columns import Columns
@@ -17,6 +18,11 @@ from parastrat.search.obeying import obeying
 from parastrat.search.rows import plan_at
 from parastrat.search.survey import survey
 from parastrat.tables import facts_columns
+from parastrat.workload import Optimizer
+
+if TYPE_CHECKING:
+    from parastrat.case import Facts
+    from parastrat.cost import BlockSeconds
 
 JOB = facts("mixtral-8x7b", "dgx-h100:8", 128, 4096)
 
@@ -61,3 +67,16 @@ def test_blocks_are_looked_at_once_for_a_search_and_what_it_shows(monkeypatch: p
     monkeypatch.setattr(step, "block_seconds", noted)
     assert find_plan(JOB).chosen is not None
     assert len(calls) == 1
+
+
+def test_a_remedy_with_another_optimizer_takes_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[Optimizer] = []
+
+    def noted(job: Facts, columns: Columns) -> BlockSeconds:
+        found.append(job.workload.optimizer)
+        return block_seconds(job, columns)
+
+    monkeypatch.setattr(step, "block_seconds", noted)
+    result = answer("nemotron-nano-12b-v2", "dgx-a100-40:1")
+    assert Optimizer.ADAMW_8BIT in {fit.case.workload.optimizer for fit in result.nearest_fit}
+    assert Optimizer.ADAMW_8BIT not in found
