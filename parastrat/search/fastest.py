@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.plan import Plan
+    from parastrat.search.bounded import Bounded
     from parastrat.search.rows import Constraints
 
 #: rows that are judged first where any that fits will do; then so many times as many
@@ -63,12 +64,16 @@ def _able(facts: Facts, meshes: Columns) -> Columns:
     return meshes.joined({"mesh_floor": floors}).at(np.flatnonzero(able))
 
 
-def nearest_misfit(space: Searched) -> float | None:
-    """Return what the plan of a space needs, about, that comes nearest to fitting; None where any fits.
+def all_rows(space: Searched) -> Bounded:
+    """Return the rows of a space, with quick floors."""
+    return space.with_quick_floors(space.allowed.columns)
+
+
+def nearest_misfit(rows: Bounded) -> float | None:
+    """Return what the plan of some rows needs, about, that comes nearest to fitting; None where any fits.
 
     Rows are judged from the least floor of their memory on: where any fits, one of the first mostly does.
     """
-    rows = space.with_quick_floors(space.allowed.columns)
     floors, left = rows.memory.min(axis=0), np.flatnonzero(rows.may_fit(roomy=False).any(axis=0))
     left, several, needs = left[np.argsort(floors[left], kind="stable")], _FIRST, inf
     while len(left):
@@ -81,29 +86,30 @@ def nearest_misfit(space: Searched) -> float | None:
     return needs if needs < inf else float(np.min(floors, initial=inf))
 
 
-def fastest_of(space: Searched, within: float = inf) -> Plan | None:
+def fastest_of(space: Searched, *, within: float = inf, rows: Bounded | None = None) -> Plan | None:
     """Return the fastest plan of a space that fits, with its margin where one does.
 
     Args:
         space: what is searched.
         within: seconds of a step; where none is as fast, any slower plan or none is returned.
+        rows: what ``all_rows`` returned of it, where it was asked before.
     """
 
     def limits(least: Any) -> Any:
         return np.minimum(near(least), within)
 
     groups = np.zeros(len(space.allowed.meshes.pp), dtype=np.int64)
-    fits = fitting_of(space, Wanted(groups=groups, limits=limits, alone=True))
+    fits = fitting_of(space, Wanted(groups=groups, limits=limits, alone=True), rows)
     able = np.flatnonzero(fits.roomy | ~fits.roomy.any())
     return plan_of_row(fits, best(fits, able)) if len(able) else None
 
 
-def fitting_of(space: Searched, wanted: Wanted) -> Columns:
+def fitting_of(space: Searched, wanted: Wanted, rows: Bounded | None = None) -> Columns:
     """Return the plans of a space that may be the best of their groups, and maybe others.
 
-    They have their margin where a plan has it, of whatever group.
+    They have their margin where a plan has it, of whatever group. ``rows`` as of ``fastest_of``.
     """
-    meshes, found = np.arange(len(wanted.groups)), nothing_of(space)
+    meshes, found = np.arange(len(wanted.groups)), nothing_of(space, rows)
     found.visit(meshes, wanted)
     if not any(each.columns.roomy.any() for each in found.judged):
         found.visit(meshes, replace(wanted, roomy=False))

@@ -13,6 +13,7 @@ from parastrat.search.fastest import (
     able_meshes,
     able_part,
     able_space,
+    all_rows,
     fastest_of,
     fastest_plan,
     nearest_misfit,
@@ -100,8 +101,11 @@ def _first_fitting(jobs: Iterator[Changed], fixed: Constraints) -> Fit | None:
     """
     for job in jobs:
         space = able_space(job.facts, fixed)
-        if space is not None and nearest_misfit(space) is None:
-            return _fit(job, fastest_of(space))
+        if space is None:
+            continue
+        rows = all_rows(space)
+        if nearest_misfit(rows) is None:
+            return _fit(job, fastest_of(space, rows=rows))
     return None
 
 

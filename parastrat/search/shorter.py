@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from parastrat.memory import plan_memory
 from parastrat.ranks.states import least_bytes, may_fit
 from parastrat.search.changes import Fit, halved, halvings
-from parastrat.search.fastest import able_space, fastest_of, nearest_misfit
+from parastrat.search.fastest import able_space, all_rows, fastest_of, nearest_misfit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from parastrat.case import Facts
     from parastrat.plan import Offload, Plan
-    from parastrat.search.bounded import Searched
+    from parastrat.search.bounded import Bounded
     from parastrat.search.changes import Changed, ModelAt
     from parastrat.search.rows import Constraints
 
@@ -67,22 +67,25 @@ def longest_fitting(
         else:
             # beside a guess the next longer one most likely does not fit
             now = shorter - 1 if shorter == guess else (longer + shorter) // 2
-        space, misfit = _tried(halved(job, model_at, now).facts, fixed)
+        rows, misfit = _tried(halved(job, model_at, now).facts, fixed)
         if misfit is None:
-            shorter, found = now, space
+            shorter, found = now, rows
         else:
             longer = now
             failed.append((now, misfit))
     if found is None:
         return None
-    changed, plan = halved(job, model_at, shorter), fastest_of(found)
-    return None if plan is None else Fit(changes=changed.changes, facts=found.facts, plan=plan)
+    changed, plan = halved(job, model_at, shorter), fastest_of(found.space, rows=found)
+    return None if plan is None else Fit(changes=changed.changes, facts=found.space.facts, plan=plan)
 
 
-def _tried(facts: Facts, fixed: Constraints) -> tuple[Searched | None, float | None]:
-    """Return what is searched of a job, if any mesh may fit, and what ``nearest_misfit`` does of it."""
+def _tried(facts: Facts, fixed: Constraints) -> tuple[Bounded | None, float | None]:
+    """Return the rows of a job's meshes that may fit, if any, and what ``nearest_misfit`` does of them."""
     space = able_space(facts, fixed)
-    return space, inf if space is None else nearest_misfit(space)
+    if space is None:
+        return None, inf
+    rows = all_rows(space)
+    return rows, nearest_misfit(rows)
 
 
 def _guesses(first: int, most: int, failed: Sequence[tuple[int, float]], capacity: int) -> Iterator[int]:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from search.test_nearest import answer
 from search.test_of_each import GIB, JOBS, of_jobs, on_nodes
 
 from parastrat.search import Constraints, room
+from parastrat.search.bounded import Searched
 from parastrat.search.changes import Changed, more_nodes
 from parastrat.search.fastest import able_space, fastest_plan
 from parastrat.search.room import TRIED, fewest_nodes
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
+    from parastrat.columns import Columns
     from parastrat.plan import Plan
-    from parastrat.search.bounded import Searched
+    from parastrat.search.bounded import Bounded
 
 
 def plans_on_more(job: tuple[str, str, int], gib: float) -> tuple[Changed, list[Plan | None]]:
@@ -43,6 +45,21 @@ def test_what_is_tried_fits_at_once_and_later_and_never() -> None:
     several = [plans_on_more(job, gib)[1] for job in JOBS for gib in GIB]
     places = {next((at for at, plan in enumerate(plans) if plan is not None), None) for plans in several}
     assert {0, 1, None} <= places
+
+
+def test_floors_of_rows_are_found_once_for_whether_any_fits_and_which_is_fastest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    floored, with_quick_floors = list[int](), Searched.with_quick_floors
+
+    def noted(space: Searched, rows: Columns, *least: Any) -> Bounded:
+        floored.append(len(rows.mesh))
+        return with_quick_floors(space, rows, *least)
+
+    monkeypatch.setattr(Searched, "with_quick_floors", noted)
+    (job,) = on_nodes("llama-3.1-70b", "summit:4", 96, 15.0)[:1]
+    assert fewest_nodes(Changed(changes=(), facts=job), Constraints()) is not None
+    assert len(floored) == 1
 
 
 def test_no_number_of_nodes_is_tried_twice(monkeypatch: pytest.MonkeyPatch) -> None:
