@@ -12,7 +12,7 @@ from parastrat.memory.floors import mesh_floor
 from parastrat.memory.host import host_floors
 from parastrat.rules.host_memory import host_memory_is_too_small
 from parastrat.search.bounded import Searched, searched
-from parastrat.search.judged import needed_at_least
+from parastrat.search.judged import Needed, needed_at_least
 from parastrat.search.meshes import meshes_of
 from parastrat.search.obeying import obeying
 from parastrat.search.rows import plan_of_row
@@ -69,8 +69,8 @@ def all_rows(space: Searched) -> Bounded:
     return space.with_quick_floors(space.allowed.columns)
 
 
-def nearest_misfit(rows: Bounded) -> float | None:
-    """Return what the plan of some rows needs, about, that comes nearest to fitting; None where any fits.
+def least_needed(rows: Bounded) -> Needed:
+    """Return whether any plan of some rows fits, and what one needs that does; else the nearest to it.
 
     Rows are judged from the least floor of their memory on: where any fits, one of the first mostly does.
     """
@@ -79,11 +79,11 @@ def nearest_misfit(rows: Bounded) -> float | None:
     while len(left):
         now, left = left[:several], left[several:]
         needed = needed_at_least(rows.at(now))
-        if needed is None:
-            return None
-        needs, several = min(needs, needed), several * _GROWTH
+        if needed.fits:
+            return needed
+        needs, several = min(needs, needed.size), several * _GROWTH
     # where nothing was judged no floor fits
-    return needs if needs < inf else float(np.min(floors, initial=inf))
+    return Needed(needs if needs < inf else float(np.min(floors, initial=inf)), fits=False)
 
 
 def fastest_of(space: Searched, *, within: float = inf, rows: Bounded | None = None) -> Plan | None:

@@ -16,7 +16,7 @@ from parastrat.search.fastest import (
     all_rows,
     fastest_of,
     fastest_plan,
-    nearest_misfit,
+    least_needed,
 )
 from parastrat.search.obeying import offloading
 from parastrat.search.of_each import fastest_of_each
@@ -104,7 +104,7 @@ def _first_fitting(jobs: Iterator[Changed], fixed: Constraints) -> Fit | None:
         if space is None:
             continue
         rows = all_rows(space)
-        if nearest_misfit(rows) is None:
+        if least_needed(rows).fits:
             return _fit(job, fastest_of(space, rows=rows))
     return None
 
