@@ -21,14 +21,19 @@ from parastrat.units import TERA
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
 
     from parastrat.case import Facts
+    from parastrat.cost import BlockSeconds
     from parastrat.estimate import MemoryEstimate, TimeEstimate
     from parastrat.hardware import Device, Hardware
     from parastrat.model import ModelSpec
     from parastrat.plan import Plan
     from parastrat.rules.backend import BackendDecision
+
+    #: the seconds of plans' blocks, if they are known
+    BlocksOf: TypeAlias = Callable[[Columns], BlockSeconds | None]
 
 
 def assess(facts: Facts, plan: Plan) -> Case:
@@ -45,13 +50,18 @@ def assess_all(facts: Facts, plans: Sequence[Plan]) -> tuple[Case, ...]:
     return assess_together([(facts, plan) for plan in plans])
 
 
-def assess_together(several: Sequence[tuple[Facts, Plan]]) -> tuple[Case, ...]:
-    """Estimate plans of jobs that differ in the number of nodes alone, each with its job, at once."""
+def assess_together(
+    several: Sequence[tuple[Facts, Plan]], blocks_of: BlocksOf | None = None
+) -> tuple[Case, ...]:
+    """Estimate plans of jobs that differ in the number of nodes alone, each with its job, at once.
+
+    ``blocks_of`` tells the seconds of their blocks if it knows them.
+    """
     if not several:
         return ()
     widest = widest_of(several)
-    table = plans_table([plan for _, plan in several])
-    return cases_of(several, estimated(widest, Columns(facts_columns(widest) | table)))
+    columns = Columns(facts_columns(widest) | plans_table([plan for _, plan in several]))
+    return cases_of(several, estimated(widest, columns, blocks_of and blocks_of(columns)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,9 +83,9 @@ def widest_of(several: Sequence[tuple[Facts, Plan]]) -> Facts:
     return max((facts for facts, _ in several), key=lambda facts: facts.hardware.num_nodes)
 
 
-def estimated(facts: Facts, columns: Columns) -> Estimated:
-    """Return the estimates of plans that are columns."""
-    return Estimated(memory=memory_columns(facts, columns), time=time_columns(facts, columns))
+def estimated(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -> Estimated:
+    """Return the estimates of plans that are columns; ``blocks`` as of ``time_columns``."""
+    return Estimated(memory=memory_columns(facts, columns), time=time_columns(facts, columns, blocks))
 
 
 def cases_of(several: Sequence[tuple[Facts, Plan]], found: Estimated, first: int = 0) -> tuple[Case, ...]:

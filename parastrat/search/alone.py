@@ -31,6 +31,7 @@ from parastrat.tables import facts_columns
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from parastrat.assess import BlocksOf
     from parastrat.case import Case, Facts
     from parastrat.hardware import Hardware
     from parastrat.plan import Plan
@@ -99,7 +100,10 @@ def one_device_may_fit(facts: Facts, fixed: Constraints) -> bool:
 
 
 def assessed_with_one_device(
-    facts: Facts, fixed: Constraints, several: Sequence[tuple[Facts, Plan]]
+    facts: Facts,
+    fixed: Constraints,
+    several: Sequence[tuple[Facts, Plan]],
+    blocks_of: BlocksOf | None = None,
 ) -> tuple[tuple[Case, ...], Alone | None]:
     """Return some plans as cases, and what one device of a job does alone; None if it is not asked.
 
@@ -110,21 +114,23 @@ def assessed_with_one_device(
         facts: the job.
         fixed: what the user settled.
         several: plans of the job, or of one that differs in the number of nodes alone, each with its job.
+        blocks_of: as of ``assess_together``.
     """
     if not _leaves_others_idle(facts, fixed):
-        return assess_together(several), None
+        return assess_together(several, blocks_of), None
     alone = replace(facts, hardware=single_device(facts.hardware))
     space = searched(alone, fixed, obeying(alone, replace(fixed, strategy=None)))
     columns = option_columns(fixed, space.allowed.columns)
     if not several or alone.hardware.device is not facts.hardware.device:
         own = Alone(facts=alone, space=space, columns=columns, found=estimated(alone, columns), first=0)
-        return assess_together(several), own
+        return assess_together(several, blocks_of), own
     many, widest = len(columns.pp), widest_of(several)
     table = {
         name: np.concatenate([column, _for_all(getattr(columns, name), many)])
         for name, column in plans_table([plan for _, plan in several]).items()
     }
-    found = estimated(widest, Columns(facts_columns(widest) | table))
+    every = Columns(facts_columns(widest) | table)
+    found = estimated(widest, every, blocks_of and blocks_of(every))
     own = Alone(facts=alone, space=space, columns=columns, found=found, first=len(several))
     return cases_of(several, found), own
 

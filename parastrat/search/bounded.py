@@ -193,9 +193,3 @@ class Bounded:
     def with_own_work(self) -> Bounded:
         """Return the rows with what their blocks take alone, if it is not known of the whole space."""
         return replace(self, space=replace(self.space, work=self.space.work.among(self.columns)))
-
-    def raised(self, places: Any) -> Bounded:
-        """Return the rows, of which some have the floors that take longer to find than quick ones."""
-        memory = self.memory.copy()
-        memory[:, places] = self.space.with_floors(self.columns.at(places)).memory
-        return replace(self, memory=memory)

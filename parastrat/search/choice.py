@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from parastrat.rungs import NEAR, TOLERANCE
 from parastrat.search.alone import assessed_with_one_device, one_device_may_fit
 from parastrat.search.ladder import Standing, choose_rung, eligible, rung_reports
 from parastrat.search.nearest import remedies_of
+from parastrat.search.objections import Objection, told, unestimated
 from parastrat.search.recommended import recommendation
 from parastrat.search.rows import Constraints
 from parastrat.search.shorter import Misfits
@@ -24,7 +25,10 @@ from parastrat.search.survey import MOST_ALTERNATIVES, RUNGS, Survey, best, best
 from parastrat.units import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from parastrat.case import Case, Facts
+    from parastrat.finding import Hit
     from parastrat.plan import Plan
     from parastrat.rules import PlanRule
     from parastrat.search.alone import Alone
@@ -96,49 +100,57 @@ def _assessed(
     """
     picks = {rung: _pick(judged, rung) for rung in range(RUNGS)}
     others, examples = _best_by_strategy(judged), _examples(judged)
-    plans = dict.fromkeys([*(plan for plan, _, _ in picks.values() if plan), *others, *examples.values()])
+    objections = (*(pick.objection for pick in picks.values() if pick.objection), *examples.values())
+    said = unestimated(facts, objections)
+    own = (pick.plan for pick in picks.values() if pick.plan)
+    plans = dict.fromkeys([*own, *others, *(each.plan for each in objections if each not in said)])
     changed = () if remedies is None else remedies.of_job
     several = [*((facts, plan) for plan in plans), *((fit.facts, fit.plan) for fit in changed)]
-    together, alone = assessed_with_one_device(facts, fixed, several)
+    together, alone = assessed_with_one_device(facts, fixed, several, judged.space.work.found)
     cases = dict(zip(plans, together[: len(plans)], strict=True))
-
-    def standing(rung: int) -> Standing:
-        plan, fits, rule = picks[rung]
-        case = cases[plan] if plan else None
-        return _standing(case, fits=fits, rule=rule, absent=_absence(facts, fixed, rung))
-
-    standings = {rung: standing(rung) for rung in range(RUNGS)}
+    case_of = cases.__getitem__
+    standings = {
+        rung: _standing(pick, said, case_of, _absence(facts, fixed, rung)) for rung, pick in picks.items()
+    }
     if alone is not None:
         standings[0] = _standing_alone(alone, fixed)
     counts: Counter[PlanRule] = Counter()
     for entry in judged.rejected:
         counts[entry.rule] += entry.count
-    rejected = (_rejection(rule, count, cases[examples[rule]]) for rule, count in counts.most_common())
+    rejected = (
+        _rejection(rule, count, told(examples[rule], said, case_of)) for rule, count in counts.most_common()
+    )
     return standings, tuple(cases[plan] for plan in others), tuple(rejected), together[len(plans) :]
 
 
-def _rejection(rule: PlanRule, count: int, example: Case) -> Rejection:
-    hit = rule.hit(example)
+def _rejection(rule: PlanRule, count: int, hit: Hit) -> Rejection:
     return Rejection(code=rule.code, title=rule.title, count=count, example=hit.message, fix=hit.fix)
 
 
-def _examples(judged: Survey) -> dict[PlanRule, Plan]:
+def _examples(judged: Survey) -> dict[PlanRule, Objection]:
     """Return for each rule the first of the plans that it removed."""
     first: dict[PlanRule, Rejected] = {}
     for entry in judged.rejected:
         first.setdefault(entry.rule, entry)
-    return {rule: entry.example for rule, entry in first.items()}
+    return {rule: Objection(rule, entry.example) for rule, entry in first.items()}
 
 
-def _pick(judged: Survey, rung: int) -> tuple[Plan | None, bool, PlanRule | None]:
+class _Pick(NamedTuple):
+    """What is told of a rung: its best plan, or the nearest to fitting; else why it has neither."""
+
+    plan: Plan | None = None
+    fits: bool = False
+    objection: Objection | None = None
+
+
+def _pick(judged: Survey, rung: int) -> _Pick:
     """Return a rung's best plan; else the nearest to fitting; else one that the named rule removed."""
     row = best_of_rung(judged.columns, rung)
     if row is not None:
-        return judged.plan(row), True, None
+        return _Pick(judged.plan(row), fits=True)
     if rung in judged.nearest:
-        return judged.nearest[rung], False, None
-    objected = objection(judged, rung)
-    return (None, False, None) if objected is None else (objected[1], False, objected[0])
+        return _Pick(judged.nearest[rung])
+    return _Pick(objection=objection(judged, rung))
 
 
 def _absence(facts: Facts, fixed: Constraints, rung: int) -> str:
@@ -152,18 +164,22 @@ def _absence(facts: Facts, fixed: Constraints, rung: int) -> str:
     return f"no such plan over {counted(facts.hardware.world_size, 'device')}"
 
 
-def _standing(case: Case | None, *, fits: bool, rule: PlanRule | None, absent: str) -> Standing:
-    if case is None:
-        return Standing(case=None, absent=absent)
-    if rule is not None:
-        return Standing(case=None, absent=rule.hit(case).message)
-    return Standing(case=case) if fits else Standing(case=None, nearest=case)
+def _standing(
+    pick: _Pick, said: Mapping[Objection, Hit], case_of: Callable[[Plan], Case], absent: str
+) -> Standing:
+    """Return what a rung's pick is told as; ``absent`` where there is none."""
+    if pick.plan is not None:
+        case = case_of(pick.plan)
+        return Standing(case=case) if pick.fits else Standing(case=None, nearest=case)
+    if pick.objection is not None:
+        absent = told(pick.objection, said, case_of).message
+    return Standing(case=None, absent=absent)
 
 
 def _standing_alone(alone: Alone, fixed: Constraints) -> Standing:
-    plan, fits, rule = _pick(alone.survey(), 0)
-    case = alone.case(plan) if plan else None
-    return _standing(case, fits=fits, rule=rule, absent=_absence(alone.facts, fixed, 0))
+    pick = _pick(alone.survey(), 0)
+    said = unestimated(alone.facts, [pick.objection] if pick.objection else ())
+    return _standing(pick, said, alone.case, _absence(alone.facts, fixed, 0))
 
 
 def _best_by_strategy(judged: Survey) -> list[Plan]:

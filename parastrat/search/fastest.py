@@ -12,7 +12,7 @@ from parastrat.memory.floors import mesh_floor
 from parastrat.memory.host import host_floors
 from parastrat.rules.host_memory import host_memory_is_too_small
 from parastrat.search.bounded import Searched, searched
-from parastrat.search.judged import needed_at_least
+from parastrat.search.judged import Needed, needed_at_least
 from parastrat.search.meshes import meshes_of
 from parastrat.search.obeying import obeying
 from parastrat.search.rows import plan_of_row
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.plan import Plan
+    from parastrat.search.bounded import Bounded
     from parastrat.search.rows import Constraints
 
 #: rows that are judged first where any that fits will do; then so many times as many
@@ -63,47 +64,52 @@ def _able(facts: Facts, meshes: Columns) -> Columns:
     return meshes.joined({"mesh_floor": floors}).at(np.flatnonzero(able))
 
 
-def nearest_misfit(space: Searched) -> float | None:
-    """Return what the plan of a space needs, about, that comes nearest to fitting; None where any fits.
+def all_rows(space: Searched) -> Bounded:
+    """Return the rows of a space, with quick floors."""
+    return space.with_quick_floors(space.allowed.columns)
+
+
+def least_needed(rows: Bounded) -> Needed:
+    """Return whether any plan of some rows fits, and what one needs that does; else the nearest to it.
 
     Rows are judged from the least floor of their memory on: where any fits, one of the first mostly does.
     """
-    rows = space.with_quick_floors(space.allowed.columns)
     floors, left = rows.memory.min(axis=0), np.flatnonzero(rows.may_fit(roomy=False).any(axis=0))
     left, several, needs = left[np.argsort(floors[left], kind="stable")], _FIRST, inf
     while len(left):
         now, left = left[:several], left[several:]
         needed = needed_at_least(rows.at(now))
-        if needed is None:
-            return None
-        needs, several = min(needs, needed), several * _GROWTH
+        if needed.fits:
+            return needed
+        needs, several = min(needs, needed.size), several * _GROWTH
     # where nothing was judged no floor fits
-    return needs if needs < inf else float(np.min(floors, initial=inf))
+    return Needed(needs if needs < inf else float(np.min(floors, initial=inf)), fits=False)
 
 
-def fastest_of(space: Searched, within: float = inf) -> Plan | None:
+def fastest_of(space: Searched, *, within: float = inf, rows: Bounded | None = None) -> Plan | None:
     """Return the fastest plan of a space that fits, with its margin where one does.
 
     Args:
         space: what is searched.
         within: seconds of a step; where none is as fast, any slower plan or none is returned.
+        rows: what ``all_rows`` returned of it, where it was asked before.
     """
 
     def limits(least: Any) -> Any:
         return np.minimum(near(least), within)
 
     groups = np.zeros(len(space.allowed.meshes.pp), dtype=np.int64)
-    fits = fitting_of(space, Wanted(groups=groups, limits=limits, alone=True))
+    fits = fitting_of(space, Wanted(groups=groups, limits=limits, alone=True), rows)
     able = np.flatnonzero(fits.roomy | ~fits.roomy.any())
     return plan_of_row(fits, best(fits, able)) if len(able) else None
 
 
-def fitting_of(space: Searched, wanted: Wanted) -> Columns:
+def fitting_of(space: Searched, wanted: Wanted, rows: Bounded | None = None) -> Columns:
     """Return the plans of a space that may be the best of their groups, and maybe others.
 
-    They have their margin where a plan has it, of whatever group.
+    They have their margin where a plan has it, of whatever group. ``rows`` as of ``fastest_of``.
     """
-    meshes, found = np.arange(len(wanted.groups)), nothing_of(space)
+    meshes, found = np.arange(len(wanted.groups)), nothing_of(space, rows)
     found.visit(meshes, wanted)
     if not any(each.columns.roomy.any() for each in found.judged):
         found.visit(meshes, replace(wanted, roomy=False))

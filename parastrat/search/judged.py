@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -84,12 +84,21 @@ def judge(rows: Bounded, *, alone: bool = False) -> Judged:
     return Judged(columns=kept.joined({"step": step}), rejected=rejected, bounded=bounded)
 
 
-def needed_at_least(rows: Bounded) -> float | None:
-    """Return what plans of some rows need at least, bytes; None where any can run, whatever it takes."""
+class Needed(NamedTuple):
+    """What some plans need at least."""
+
+    #: bytes of a device, of those that can run if any can
+    size: float
+    fits: bool
+
+
+def needed_at_least(rows: Bounded) -> Needed:
+    """Return what plans of some rows need at least, whatever they take."""
     space = rows.space
     columns = _in_memory(space, *_options(rows))
     able, _ = attributed(columns, dict(rejection_masks(columns, space.allowed.judged)))
-    return None if len(able.pp) else float(columns.memory_total.min())
+    fits = len(able.pp) > 0
+    return Needed(float((able if fits else columns).memory_total.min()), fits)
 
 
 def _options(rows: Bounded) -> tuple[Columns, Any]:

@@ -31,6 +31,9 @@ _FIRST_OF_EACH = 12
 #: of more rows those that need least are visited first
 _SEVERAL = 300
 
+#: more rows that may be the nearest are looked at once a few of them told more
+_MANY = 1500
+
 #: rows that are judged without floors, or by quick ones
 _HANDFUL = 100
 
@@ -96,6 +99,12 @@ def _plans(rows: Bounded, chosen: Any) -> Columns:
     )
 
 
+def _near(rows: Bounded, left: Any, least: Any) -> tuple[Bounded, Any]:
+    """Return the rows that may be nearer than what is known of their rungs, and what is left of them."""
+    near = np.flatnonzero(rows.memory.min(axis=0) <= least[rows.columns.rung])
+    return rows.at(near), left.take(near, axis=1)
+
+
 def _itself(least: Any) -> Any:
     return least
 
@@ -125,8 +134,12 @@ class _Nearest:
             rows: with quick floors.
             least: what the nearest plan of every rung needs, which is kept.
         """
+        return self._few(rows, np.isinf(least), least)
+
+    def _few(self, rows: Bounded, wanted: Any, least: Any) -> Any:
+        """Keep the nearest of a few plans of each rung that is wanted; return which they are."""
         floors, groups = rows.memory.ravel(), np.tile(rows.columns.rung, len(rows.memory))
-        few = np.flatnonzero(np.isinf(least[groups]))
+        few = np.flatnonzero(wanted[groups])
         few = few[np.argsort(floors[few], kind="stable")]
         few = few[place_in_group(groups[few]) < _FIRST_OF_EACH]
         if len(few):
@@ -135,16 +148,17 @@ class _Nearest:
 
     def visited(self, rows: Bounded, least: Any) -> None:
         """Keep the nearest plans of some rows; ``rows`` and ``least`` as of ``first``."""
-        few = np.zeros(0, dtype=np.int64)
+        left = rows.memory.copy()
         if len(rows.columns.mesh) > _SEVERAL:
-            few = self.first(rows, least)
-        near = np.flatnonzero(rows.memory.min(axis=0) <= least[rows.columns.rung])
-        if len(near) > _HANDFUL:
-            rows = rows.raised(near)
-        left = rows.memory.ravel().copy()
-        left[few] = np.inf
-        groups = np.tile(rows.columns.rung, len(rows.memory))
-        visit(left, groups, lambda some: self._judged(rows, some), _itself, least=least)
+            left.flat[self.first(rows, least)] = np.inf
+        rows, left = _near(rows, left, least)
+        if len(rows.columns.mesh) > _MANY:
+            left.flat[self._few(rows, np.ones_like(least, dtype=bool), least)] = np.inf
+            rows, left = _near(rows, left, least)
+        if len(rows.columns.mesh) > _HANDFUL:
+            left = np.maximum(left, rows.space.with_floors(rows.columns).memory)
+        groups = np.tile(rows.columns.rung, len(left))
+        visit(left.ravel(), groups, lambda some: self._judged(rows, some), _itself, least=least)
 
     def _judged(self, rows: Bounded, chosen: Any) -> Any:
         """Keep the nearest of some plans, and return what the nearest of their rungs need."""

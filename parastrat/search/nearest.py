@@ -23,7 +23,7 @@ from parastrat.search.changes import (
 )
 from parastrat.search.fastest import able_part, fastest_of, fastest_plan
 from parastrat.search.remedies import Remedies
-from parastrat.search.room import fewest_nodes, on_hosts_and_nodes
+from parastrat.search.room import TRIED, fewest_nodes, on_hosts_and_nodes
 from parastrat.search.shorter import longest_fitting
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def remedies_of(space: Searched, model_at: ModelAt | None, misfits: Misfits) -> 
     fits = tuple(fit for fit in _ways(space, model_at, misfits) if fit is not None)
     if not fits:
         fits = tuple(fit for fit in (_together(space, model_at, misfits),) if fit is not None)
-    return Remedies(facts=space.facts, fits=fits, aside=_memory_aside(space) if fits else None)
+    aside = _memory_aside(space) if fits else None
+    return Remedies(facts=space.facts, work=space.work, fits=fits, aside=aside)
 
 
 def _memory_aside(space: Searched) -> Fit | None:
@@ -99,7 +100,10 @@ def _together(space: Searched, model_at: ModelAt | None, misfits: Misfits) -> Fi
         return longest
     times = halvings(smaller, model_at)
     shortest = halved(smaller, model_at, times) if model_at is not None and times else smaller
-    return fewest_nodes(shortest, fixed) or fewest_nodes(asked, fixed, None)
+    # a job without a change was tried on as few nodes before
+    few = fewest_nodes(shortest, fixed) if shortest.changes else None
+    tried = TRIED if asked is shortest or not asked.changes else 0
+    return few or fewest_nodes(asked, fixed, first=tried, most=None)
 
 
 def _first(jobs: Iterable[Changed], fixed: Constraints) -> Fit | None:

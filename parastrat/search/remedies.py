@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from parastrat.case import Case, Facts
     from parastrat.search.changes import Fit
+    from parastrat.search.work import Work
     from parastrat.workload import Workload
 
 #: more are not told
@@ -28,8 +29,9 @@ _MOST = 5
 class Remedies:
     """Plans that fit after a change."""
 
-    #: the job as it was asked
+    #: the job as it was asked, and what was found of its model's blocks
     facts: Facts
+    work: Work
     fits: tuple[Fit, ...]
     #: the fastest plan if memory were no limit; None where rules forbid it, or nothing fits
     aside: Fit | None
@@ -46,11 +48,21 @@ class Remedies:
         """
         known = self.of_job[: len(of_job)]
         cases = {fit.changes: case for fit, case in zip(known, of_job, strict=True)}
-        cases |= _assessed([fit for fit in self._every if fit.changes not in cases])
+        cases |= self._assessed([fit for fit in self._every if fit.changes not in cases])
         aside = None if self.aside is None else cases[self.aside.changes]
         found = [_against(aside, fit.changes, cases[fit.changes]) for fit in self.fits]
         found.sort(key=lambda fit: fit.case.estimate.tokens_per_s_per_gpu, reverse=True)
         return tuple(found[:_MOST]), aside
+
+    def _assessed(self, fits: Sequence[Fit]) -> Iterator[tuple[tuple[str, ...], Case]]:
+        """Yield the plans as cases by their changes."""
+        several: dict[tuple[int, Workload], list[Fit]] = {}
+        for fit in fits:
+            several.setdefault(_kind_of(fit.facts), []).append(fit)
+        for alike in several.values():
+            blocks_of = self.work.found if alike[0].facts.model is self.facts.model else None
+            cases = assess_together([(fit.facts, fit.plan) for fit in alike], blocks_of)
+            yield from zip((fit.changes for fit in alike), cases, strict=True)
 
     @property
     def _every(self) -> tuple[Fit, ...]:
@@ -60,16 +72,6 @@ class Remedies:
 def _kind_of(facts: Facts) -> tuple[int, Workload]:
     """Return what jobs have in common that differ in nodes alone."""
     return id(facts.model), facts.workload
-
-
-def _assessed(fits: Sequence[Fit]) -> Iterator[tuple[tuple[str, ...], Case]]:
-    """Yield the plans as cases by their changes."""
-    several: dict[tuple[int, Workload], list[Fit]] = {}
-    for fit in fits:
-        several.setdefault(_kind_of(fit.facts), []).append(fit)
-    for alike in several.values():
-        cases = assess_together([(fit.facts, fit.plan) for fit in alike])
-        yield from zip((fit.changes for fit in alike), cases, strict=True)
 
 
 def _against(aside: Case | None, changes: tuple[str, ...], case: Case) -> NearestFit:

@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING
 from parastrat.plan import Offload
 from parastrat.ranks.states import may_fit
 from parastrat.search.changes import Changed, Fit, more_nodes
-from parastrat.search.fastest import able_meshes, able_part, fastest_of, fastest_plan
-from parastrat.search.first_of import fastest_of_each, first_fitting
+from parastrat.search.fastest import (
+    able_meshes,
+    able_part,
+    able_space,
+    all_rows,
+    fastest_of,
+    fastest_plan,
+    least_needed,
+)
 from parastrat.search.obeying import offloading
+from parastrat.search.of_each import fastest_of_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,9 +29,7 @@ if TYPE_CHECKING:
     from parastrat.search.rows import Constraints
 
 #: numbers of nodes that are tried, from where an even share of the states fits
-_MOST = 4
-#: of them, behind the fewest, those that are searched together
-_AT_ONCE = 3
+TRIED = 4
 
 #: what hosts may keep beside what they do, the least first
 _MORE = {
@@ -39,7 +45,7 @@ def on_hosts_and_nodes(space: Searched) -> tuple[Fit | None, Fit | None]:
     What is tried first of either is searched together: some plans take little longer than half of them do.
     """
     asked, fixed = Changed(changes=(), facts=space.facts), space.fixed
-    hosts, nodes = _on_hosts(space), _on_nodes(asked, fixed, _MOST)
+    hosts, nodes = _on_hosts(space), _on_nodes(asked, fixed, 0, TRIED)
     host, node = next(hosts, None), next(nodes, None)
     if host is None or node is None:
         on_host = None if host is None else fastest_of(host[1])
@@ -49,19 +55,19 @@ def on_hosts_and_nodes(space: Searched) -> tuple[Fit | None, Fit | None]:
         on_host, on_node = fastest_of_each(jobs, node.facts, fixed)
     fit_on_host = None if host is None else _fit(host[0], on_host)
     fit_on_node = None if node is None else _fit(node, on_node)
-    return fit_on_host or _first_on_hosts(hosts), fit_on_node or _first_further(nodes, fixed)
+    return fit_on_host or _first_on_hosts(hosts), fit_on_node or _first_fitting(nodes, fixed)
 
 
-def fewest_nodes(job: Changed, fixed: Constraints, most: int | None = _MOST) -> Fit | None:
+def fewest_nodes(
+    job: Changed, fixed: Constraints, *, first: int = 0, most: int | None = TRIED
+) -> Fit | None:
     """Return the fastest plan on the fewest nodes, by doubling, that one fits.
 
     From where an even share of the states fits only so many doublings are tried: each leaves half of the
-    states, and what is left then is activations, which further nodes free next to no room for.
+    states, and what is left then is activations, which further nodes free next to no room for. Those before
+    the ``first`` are known not to help.
     """
-    nodes = _on_nodes(job, fixed, most)
-    node = next(nodes, None)
-    fit = None if node is None else _fit(node, fastest_plan(node.facts, fixed))
-    return fit or _first_further(nodes, fixed)
+    return _first_fitting(_on_nodes(job, fixed, first, most), fixed)
 
 
 def _on_hosts(space: Searched) -> Iterator[tuple[Changed, Searched]]:
@@ -77,9 +83,9 @@ def _on_hosts(space: Searched) -> Iterator[tuple[Changed, Searched]]:
                 yield Changed(changes=(change,), facts=space.facts), able
 
 
-def _on_nodes(job: Changed, fixed: Constraints, most: int | None) -> Iterator[Changed]:
-    """Yield the job on more nodes, from where an even share of the states fits."""
-    return islice((more for more in more_nodes(job) if may_fit(more.facts, fixed.offload)), most)
+def _on_nodes(job: Changed, fixed: Constraints, first: int, most: int | None) -> Iterator[Changed]:
+    """Yield the job on more nodes, of those on which an even share of the states fits."""
+    return islice((more for more in more_nodes(job) if may_fit(more.facts, fixed.offload)), first, most)
 
 
 def _first_on_hosts(jobs: Iterator[tuple[Changed, Searched]]) -> Fit | None:
@@ -88,16 +94,18 @@ def _first_on_hosts(jobs: Iterator[tuple[Changed, Searched]]) -> Fit | None:
     return next((fit for fit in fits if fit is not None), None)
 
 
-def _first_further(jobs: Iterator[Changed], fixed: Constraints) -> Fit | None:
-    """Return the fastest plan of the first of some jobs that has one, on so many nodes as the fewest fail.
+def _first_fitting(jobs: Iterator[Changed], fixed: Constraints) -> Fit | None:
+    """Return the fastest plan of the first of some jobs that has one.
 
-    Where the fewest do not help, further ones mostly do not either.
+    Whether a job has any is told sooner than which is the fastest.
     """
-    while further := tuple(islice(jobs, _AT_ONCE)):
-        found = first_fitting([more.facts for more in further], fixed)
-        if found is not None:
-            place, plan = found
-            return _fit(further[place], plan)
+    for job in jobs:
+        space = able_space(job.facts, fixed)
+        if space is None:
+            continue
+        rows = all_rows(space)
+        if least_needed(rows).fits:
+            return _fit(job, fastest_of(space, rows=rows))
     return None
 
 

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, inf, log2
+from math import inf, log2
 from typing import TYPE_CHECKING
 
 from parastrat.memory import plan_memory
 from parastrat.ranks.states import least_bytes, may_fit
 from parastrat.search.changes import Fit, halved, halvings
-from parastrat.search.fastest import able_space, fastest_of, nearest_misfit
+from parastrat.search.fastest import able_space, all_rows, fastest_of, least_needed
+from parastrat.search.judged import Needed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from parastrat.case import Facts
     from parastrat.plan import Offload, Plan
-    from parastrat.search.bounded import Searched
+    from parastrat.search.bounded import Bounded
     from parastrat.search.changes import Changed, ModelAt
     from parastrat.search.rows import Constraints
 
@@ -52,78 +53,89 @@ def longest_fitting(
     # states do not hang on sequences
     if model_at is None or not most or not may_fit(job.facts, fixed.offload):
         return None
-    first, needs = _first_guess(job.facts, fixed.offload, misfits)
-    if first > 1 and _tried(halved(job, model_at, most).facts, fixed)[1] is not None:
-        # where a half is not likely to be enough mostly no length is, which the shortest tells
-        return None
+    half_may_do, needs = _of_halves(job.facts, fixed.offload, misfits)
+    capacity = job.facts.hardware.device.usable_memory_bytes
+    # where a half is not likely to do mostly no length does, which the shortest tells
+    first = 1 if half_may_do else most
     # how often it was halved in vain, and what the plan needs then that comes nearest to fitting
     failed = [(0, needs)]
-    guesses = _guesses(first, most, failed, job.facts.hardware.device.usable_memory_bytes)
-    # what is longer is known not to fit, and what is shorter to fit
-    longer, shorter, guess, found = 0, most + 1, 0, None
-    while shorter - longer > 1:
+    guesses = _guesses(first, most, failed, capacity)
+    # the longest that is known to fit, and whether it was guessed to be the longest that does
+    shorter, guessed, found = (most + 1, inf), False, None
+    while shorter[0] - failed[-1][0] > 1:
         if found is None:
-            now = guess = next(guesses)
-        else:
+            now = next(guesses)
+            # the shortest is tried for what it tells of the others
+            guess = now < most
+        elif guessed:
             # beside a guess the next longer one most likely does not fit
-            now = shorter - 1 if shorter == guess else (longer + shorter) // 2
-        space, misfit = _tried(halved(job, model_at, now).facts, fixed)
-        if misfit is None:
-            shorter, found = now, space
+            now, guess = shorter[0] - 1, False
         else:
-            longer = now
-            failed.append((now, misfit))
+            now, guess = _between(failed[-1], shorter, capacity), True
+        rows, needed = _tried(halved(job, model_at, now).facts, fixed)
+        if needed.fits:
+            shorter, found = (now, needed.size), rows
+        else:
+            failed.append((now, needed.size))
+        guessed = needed.fits and guess
     if found is None:
         return None
-    changed, plan = halved(job, model_at, shorter), fastest_of(found)
-    return None if plan is None else Fit(changes=changed.changes, facts=found.facts, plan=plan)
+    changed, plan = halved(job, model_at, shorter[0]), fastest_of(found.space, rows=found)
+    return None if plan is None else Fit(changes=changed.changes, facts=found.space.facts, plan=plan)
 
 
-def _tried(facts: Facts, fixed: Constraints) -> tuple[Searched | None, float | None]:
-    """Return what is searched of a job, if any mesh may fit, and what ``nearest_misfit`` does of it."""
+def _tried(facts: Facts, fixed: Constraints) -> tuple[Bounded | None, Needed]:
+    """Return the rows of a job's meshes that may fit, if any, and what ``least_needed`` does of them."""
     space = able_space(facts, fixed)
-    return space, inf if space is None else nearest_misfit(space)
+    if space is None:
+        return None, Needed(inf, fits=False)
+    rows = all_rows(space)
+    return rows, least_needed(rows)
 
 
 def _guesses(first: int, most: int, failed: Sequence[tuple[int, float]], capacity: int) -> Iterator[int]:
     """Yield how often to halve a sequence, as long as nothing fits: ``failed`` grows meanwhile."""
-    yield min(first, most)
+    yield first
     for _ in range(_GUESSES):
-        yield min(_further_guess(failed[-2], failed[-1], capacity), most)
+        yield min(max(failed[-1][0] + 1, _enough(failed[-2], failed[-1], capacity)), most)
     # where the shortest does not fit, none does
     yield most
 
 
-def _first_guess(facts: Facts, offload: Offload, misfits: Misfits) -> tuple[int, float]:
-    """Return how often to halve a sequence until one of some plans may fit, by a rough guess.
+def _between(longer: tuple[int, float], shorter: tuple[int, float], capacity: int) -> int:
+    """Return how often to halve a sequence between a length that does not fit and one that does."""
+    return min(max(longer[0] + 1, _enough(longer, shorter, capacity)), shorter[0] - 1)
 
-    That is if activations and what is transient halve, and states grow or shrink with an even share of
-    them. Once where there are no plans; and often where the rest alone does not fit.
-    Beside it stands what the least of the plans needs before.
+
+def _of_halves(facts: Facts, offload: Offload, misfits: Misfits) -> tuple[bool, float]:
+    """Return whether one of some plans may fit half the sequence, and what the least of them needs before.
+
+    That is a rough guess: that activations and what is transient halve, and states grow or shrink with an
+    even share of them. One may where there are no plans.
     """
     share, capacity = least_bytes(facts, offload), facts.hardware.device.usable_memory_bytes
-    times, needs = [], []
+    may_do, needs = [], []
     before = least_bytes(misfits.facts, offload)
     for plan in misfits.plans:
         memory = plan_memory(misfits.facts, plan)
         states = memory.parameters + memory.gradients + memory.optimizer
         stays = states * share / before + memory.overhead
         halves, room = memory.activations + memory.transient, capacity - memory.margin - stays
-        times.append(ceil(log2(max(halves / room, 2))) if room > 0 else _OFTEN)
+        may_do.append(halves <= 2 * room)
         needs.append(stays + halves)
-    return min(times, default=1), min(needs, default=inf)
+    return any(may_do) or not may_do, min(needs, default=inf)
 
 
-def _further_guess(before: tuple[int, float], after: tuple[int, float], capacity: int) -> int:
-    """Return how often to halve a sequence until what plans need fits, by what they needed twice before.
+def _enough(before: tuple[int, float], after: tuple[int, float], capacity: int) -> int:
+    """Return how often to halve a sequence until what plans need fits, by what they needed twice.
 
     Of that some part halves with the sequence. Often where the rest alone does not fit, or no plan is known
-    to need it; once more where that is not known of whole sequences. No more often than is likely: of
-    shorter ones another plan may need less.
+    to need it; never where that is not known of longer sequences. No more often than is likely: of other
+    lengths another plan may need less.
     """
     (few, more), (many, less) = before, after
     if more == inf:
-        return many + 1
+        return 0
     halves = (more - less) / (2.0**-few - 2.0**-many)
     room = capacity - less + halves * 2.0**-many
-    return max(many + 1, round(log2(max(halves / room, 1.0)))) if room > 0 else _OFTEN
+    return round(log2(max(halves / room, 1.0))) if room > 0 else _OFTEN

@@ -15,6 +15,7 @@ from parastrat.schedules import SPLITS
 from parastrat.search.bounded import Searched, searched
 from parastrat.search.misfits import nearest
 from parastrat.search.obeying import Rejected, obeying
+from parastrat.search.objections import Objection
 from parastrat.search.rows import AXES, Constraints, plan_at, stacked
 from parastrat.search.visited import Wanted, nothing_of
 
@@ -141,7 +142,7 @@ def in_order(parts: Sequence[Columns], rows: Columns) -> Columns:
     return columns.at(np.argsort(columns.place, kind="stable"))
 
 
-def objection(judged: Survey, rung: int) -> tuple[PlanRule, Plan] | None:
+def objection(judged: Survey, rung: int) -> Objection | None:
     """Return the rule that removed most plans of a rung, with one of them; None where none did."""
     counts: dict[PlanRule, int] = {}
     examples: dict[PlanRule, Plan] = {}
@@ -153,4 +154,4 @@ def objection(judged: Survey, rung: int) -> tuple[PlanRule, Plan] | None:
     if not counts:
         return None
     rule = max(counts, key=lambda each: counts[each])
-    return rule, examples[rule]
+    return Objection(rule, examples[rule])

@@ -19,7 +19,6 @@ from parastrat.search.judged import Judged, judge
 from parastrat.search.space import option_counts, policies
 
 if TYPE_CHECKING:
-    from parastrat.columns import Columns
     from parastrat.search.bounded import Bounded, Searched
     from parastrat.search.obeying import Rejected
 
@@ -50,6 +49,8 @@ class Visited:
     """What was found of a space so far."""
 
     space: Searched
+    #: its rows with quick floors, if these were found before
+    rows: Bounded | None
     #: for each recompute policy, what each mesh needs at least: floors, raised to its rows' once known
     memory: Any
     #: of each mesh, whether what floors of memory leave out of it was told
@@ -76,9 +77,8 @@ class Visited:
             return
         if space.few:
             if wanted.roomy:
-                columns = space.allowed.rows(meshes)
-                bound = space.with_quick_floors if wanted.alone else space.without_floors
-                rows = bound(columns)
+                plain = space.without_floors
+                rows = self._floored(meshes) if wanted.alone else plain(space.allowed.rows(meshes))
                 places = np.flatnonzero(rows.may_fit(roomy=False).any(axis=0))
                 if len(places):
                     self._judge(rows.at(places), wanted)
@@ -90,7 +90,7 @@ class Visited:
         meshes = self._fitting(meshes, wanted)
         if not len(meshes):
             return
-        if space.allowed.counts[meshes].sum() <= _MANY:
+        if self.rows is not None or space.allowed.counts[meshes].sum() <= _MANY:
             self._visit_rows(meshes, wanted, least)
         else:
 
@@ -137,7 +137,16 @@ class Visited:
 
     def _visit_rows(self, meshes: Any, wanted: Wanted, least: Any) -> None:
         """Judge the rows of chosen meshes, in the order of floors of their steps, as far as they matter."""
-        self._judge_in_order(*self._with_chance(self.space.allowed.rows(meshes), wanted), wanted, least)
+        self._judge_in_order(*self._with_chance(self._floored(meshes), wanted), wanted, least)
+
+    def _floored(self, meshes: Any) -> Bounded:
+        """Return the rows of chosen meshes with quick floors."""
+        if self.rows is None:
+            columns = self.space.allowed.rows(meshes)
+            return self.space.with_quick_floors(columns, self.memory.take(columns.mesh, axis=1))
+        chosen = np.zeros(self.memory.shape[1], dtype=bool)
+        chosen[meshes] = True
+        return self.rows.at(chosen[self.rows.columns.mesh].nonzero()[0])
 
     def _judge_in_order(self, rows: Bounded, first: Any, wanted: Wanted, least: Any) -> None:
         """Judge rows in the order of floors of their steps under the first policies that may fit."""
@@ -157,18 +166,17 @@ class Visited:
         groups = wanted.groups[rows.columns.mesh]
         visit(floors, groups, of_rows, wanted.limits, least=least, first=_ROWS)
 
-    def _with_chance(self, columns: Columns, wanted: Wanted) -> tuple[Bounded, Any]:
+    def _with_chance(self, rows: Bounded, wanted: Wanted) -> tuple[Bounded, Any]:
         """Return those of some rows that may fit by quick floors, with the first policies that may.
 
         These compute least again: each policy does what the ones before it do, and more. Rows without a
         chance are told if asked for.
         """
-        rows = self.space.with_quick_floors(columns, self.memory.take(columns.mesh, axis=1))
         self.raise_to(rows)
         may_fit, likely = (rows.may_fit(roomy=roomy) for roomy in (False, True))
         fits = may_fit.any(axis=0)
         if not wanted.alone:
-            self.misfits.extend(rows.at(np.flatnonzero(~fits & ~self.told[columns.mesh])).misfits())
+            self.misfits.extend(rows.at(np.flatnonzero(~fits & ~self.told[rows.columns.mesh])).misfits())
         roomy = likely.any(axis=0)
         # where all are a handful they are judged at once
         few = wanted.alone and np.count_nonzero(fits) <= _HANDFUL
@@ -193,7 +201,7 @@ def _under_first(rows: Bounded, may_fit: Any, kept: Any) -> tuple[Bounded, Any]:
     return rows.at(places), codes[may_fit.take(places, axis=1).argmax(axis=0)]
 
 
-def nothing_of(space: Searched) -> Visited:
-    """Return what is found of a space before it is visited."""
+def nothing_of(space: Searched, rows: Bounded | None = None) -> Visited:
+    """Return what is found of a space before it is visited, but of rows their quick floors."""
     memory = space.memory_of_meshes()
-    return Visited(space=space, memory=memory, told=np.zeros(memory.shape[1], dtype=bool))
+    return Visited(space=space, rows=rows, memory=memory, told=np.zeros(memory.shape[1], dtype=bool))

@@ -10,6 +10,7 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.cost import BlockSeconds, Heaviest, block_seconds, heaviest_of, micro_batch_s
+from parastrat.units import MOST_RANKS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,6 +51,18 @@ class Work:
         """Return the seconds of rows of the space, or of their plans."""
         size = np.searchsorted(self.sizes, columns.micro_batch_size)
         return replace(self._seconds, at=self._widths[columns.width] * len(self.sizes) + size)
+
+    def found(self, plans: Columns) -> BlockSeconds | None:
+        """Return the seconds of plans that divide blocks as those of the space do, if all were found."""
+        if "_seconds" not in self.__dict__:
+            return None
+        every, sizes = _divided(self._every), self.sizes
+        order, wanted = every.argsort(), _divided(plans)
+        width = order.take(every.searchsorted(wanted, sorter=order), mode="clip")
+        size = np.minimum(sizes.searchsorted(plans.micro_batch_size), len(sizes) - 1)
+        if (every[width] != wanted).any() or (sizes[size] != plans.micro_batch_size).any():
+            return None
+        return replace(self._seconds, at=width * len(sizes) + size)
 
     def micro_batches(self, meshes: Columns, policy: Recompute) -> Iterator[tuple[Any, ...]]:
         """Yield what ``micro_batch_s`` does of some meshes, size after size."""
@@ -105,3 +118,8 @@ class Work:
     @cached_property
     def _seconds(self) -> BlockSeconds:
         return block_seconds(self.facts, self._rows)
+
+
+def _divided(columns: Columns) -> Any:
+    """Return a number for each row by what divides its blocks."""
+    return (columns.cp * MOST_RANKS + columns.tp) * MOST_RANKS + columns.ep

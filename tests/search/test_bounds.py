@@ -21,7 +21,7 @@ from parastrat.rules import rejection_masks
 from parastrat.search import Constraints, find_plan
 from parastrat.search.best_first import First, visit
 from parastrat.search.bounded import searched
-from parastrat.search.fastest import able_space, fastest_plan, nearest_misfit
+from parastrat.search.fastest import able_space, all_rows, fastest_plan, least_needed
 from parastrat.search.obeying import obeying
 from parastrat.search.rows import plan_at
 from parastrat.search.space import every_plan, policies, recompute_columns, reshard_columns
@@ -113,7 +113,7 @@ def test_the_best_of_rungs_and_strategies_is_that_of_all_plans(job: Any, fixed: 
     able = able if len(able) else np.arange(len(plans))
     assert fastest_plan(given, fixed) == (plans[best(columns, able)] if len(able) else None)
     space = able_space(given, fixed)
-    assert (space is not None and nearest_misfit(space) is None) == bool(len(able))
+    assert (space is not None and least_needed(all_rows(space)).fits) == bool(len(able))
 
 
 def test_bounds_leave_most_plans_out() -> None:
@@ -167,7 +167,7 @@ def test_no_row_falls_below_the_floors_of_its_mesh(job: Any) -> None:
 
     memory = least(space.with_floors(rows).memory.min(axis=0), rows.mesh)
     quick = space.least_rows(meshes)
-    some = quick.raised(np.arange(len(quick.columns.mesh)))
+    some = space.with_floors(quick.columns)
     assert len(some.columns.mesh) < len(rows.mesh)
     assert (quick.memory <= some.memory * (1 + 1e-12)).all()
     assert least(some.memory.min(axis=0), some.columns.mesh) == pytest.approx(memory, rel=1e-12)
@@ -230,7 +230,7 @@ def test_meshes_that_do_not_fit_are_left_out_before_their_rows(
     device = replace(given.hardware.device, usable_memory_bytes=memory)
     given = replace(given, hardware=replace(given.hardware, device=device))
     row_by_row, space = find_plan(given), able_space(given, Constraints())
-    fits = space is not None and nearest_misfit(space) is None
+    fits = space is not None and least_needed(all_rows(space)).fits
     assert fits == (fastest_plan(given, Constraints()) is not None)
     monkeypatch.setattr("parastrat.search.visited._MANY", 8)
     monkeypatch.setattr("parastrat.search.misfits._SEVERAL", 8)

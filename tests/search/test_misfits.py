@@ -12,6 +12,7 @@ from parastrat.rules import rejection_masks
 from parastrat.rules.host_memory import host_memory_is_too_small
 from parastrat.rules.memory import does_not_fit
 from parastrat.search import Constraints
+from parastrat.search.bounded import Searched
 from parastrat.search.judged import with_memory
 from parastrat.search.misfits import nearest_of
 from parastrat.search.obeying import attributed
@@ -20,7 +21,9 @@ from parastrat.search.survey import survey
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
+    from parastrat.columns import Columns
     from parastrat.plan import Plan
+    from parastrat.search.bounded import Bounded
 
 OF_MEMORY = (does_not_fit, host_memory_is_too_small)
 JOBS = [
@@ -41,10 +44,30 @@ def nearest_of_all(job: Facts) -> dict[int, Plan]:
     return nearest_of(attributed(plans, dict(rejection_masks(plans)))[1])
 
 
+@pytest.mark.parametrize("many", [0, 1500], ids=["a few again", "all at once"])
 @pytest.mark.parametrize("job", JOBS, ids=[f"{model} on {on}" for model, on, *_ in JOBS])
-def test_the_nearest_of_each_rung_is_that_of_all_plans(job: Any) -> None:
+def test_the_nearest_of_each_rung_is_that_of_all_plans(
+    job: Any, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("parastrat.search.misfits._MANY", many)
     given = facts(*job)
     found = survey(given, Constraints())
     assert not found.space.few
     assert not len(found.columns.pp)
     assert found.nearest == nearest_of_all(given)
+
+
+def test_of_many_rows_a_few_tell_which_may_be_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+    given, floored = facts("deepseek-v3", "summit:128", 15360, 4096), list[int]()
+    with_floors = Searched.with_floors
+
+    def noted(space: Searched, rows: Columns) -> Bounded:
+        floored.append(len(rows.mesh))
+        return with_floors(space, rows)
+
+    monkeypatch.setattr(Searched, "with_floors", noted)
+    nearest = survey(given, Constraints()).nearest
+    monkeypatch.setattr("parastrat.search.misfits._MANY", 10**9)
+    assert survey(given, Constraints()).nearest == nearest
+    few, all_of_them = floored
+    assert few < all_of_them / 3

@@ -27,6 +27,7 @@ from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
+    from parastrat.cost import BlockSeconds
     from parastrat.search.changes import ModelAt
 
 
@@ -301,9 +302,9 @@ def test_plans_of_a_job_and_of_what_would_fit_are_estimated_at_once_as_one_by_on
     """Those of one model, batch and optimizer, on whatever number of nodes."""
     estimates: list[Facts] = []
 
-    def counted(facts: Facts, columns: Columns) -> Estimated:
+    def counted(facts: Facts, columns: Columns, blocks: BlockSeconds | None = None) -> Estimated:
         estimates.append(facts)
-        return estimated(facts, columns)
+        return estimated(facts, columns, blocks)
 
     with monkeypatch.context() as patched:
         patched.setattr("parastrat.search.alone.estimated", counted)
@@ -318,6 +319,18 @@ def test_plans_of_a_job_and_of_what_would_fit_are_estimated_at_once_as_one_by_on
         assert case == assess(case.facts, case.plan)
 
 
+def with_lengths(model: str, on: str, monkeypatch: pytest.MonkeyPatch) -> tuple[SearchResult, list[int]]:
+    """Return an answer, and how often sequences were halved for it, one try after the other."""
+    tried: list[int] = []
+
+    def recorded(job: Changed, model_at: ModelAt, times: int) -> Changed:
+        tried.append(times)
+        return halved(job, model_at, times)
+
+    monkeypatch.setattr("parastrat.search.shorter.halved", recorded)
+    return answer(model, on), tried
+
+
 @pytest.mark.parametrize(
     ("model", "on", "lengths"),
     # of the latter not even the states fit
@@ -326,14 +339,24 @@ def test_plans_of_a_job_and_of_what_would_fit_are_estimated_at_once_as_one_by_on
 def test_that_no_length_fits_is_told_by_the_shortest_or_by_the_states(
     model: str, on: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tried: list[int] = []
-
-    def recorded(job: Changed, model_at: ModelAt, times: int) -> Changed:
-        tried.append(times)
-        return halved(job, model_at, times)
-
-    monkeypatch.setattr("parastrat.search.shorter.halved", recorded)
-    result = answer(model, on)
+    result, tried = with_lengths(model, on, monkeypatch)
     assert result.chosen is None
     assert not any(fit.changes[0].startswith("sequences") for fit in result.nearest_fit)
     assert tried == lengths
+
+
+@pytest.mark.parametrize(
+    ("model", "on", "lengths"),
+    [
+        ("nemotron-3-super", "g6e.48xlarge:8", [6, 1]),
+        ("nemotron-h-56b", "dgx-1v:8", [6, 4, 5]),
+        ("nemotron-3.5-lightning", "g5.12xlarge:8", [6, 3, 2]),
+    ],
+)
+def test_what_plans_need_of_the_shortest_tells_which_length_is_the_longest(
+    model: str, on: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result, tried = with_lengths(model, on, monkeypatch)
+    assert any(fit.changes[0].startswith("sequences") for fit in result.nearest_fit)
+    # the last names the change
+    assert tried[:-1] == lengths

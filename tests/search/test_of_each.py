@@ -1,4 +1,4 @@
-"""One search over jobs that differ in nodes, or in offload, answers as one after the other does."""
+"""One search over jobs that differ in nodes and in offload answers as one after the other does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from parastrat.plan import Offload
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.search import Constraints
 from parastrat.search.fastest import able_meshes, fastest_plan
-from parastrat.search.first_of import fastest_of_each, first_fitting
+from parastrat.search.of_each import fastest_of_each
 from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision, Workload
 
@@ -47,34 +47,11 @@ of_jobs = pytest.mark.parametrize("job", JOBS, ids=[f"{model} on {on}" for model
 at_once_and_in_pieces = pytest.mark.parametrize("pieces", [False, True], ids=["at once", "in pieces"])
 
 
-@pytest.mark.parametrize("gib", [1.5, 3.0, 4.5, 6.0, 8.0, 11.0, 15.0, 20.0, 30.0])
-@of_jobs
-@at_once_and_in_pieces
-def test_the_first_job_that_fits_and_its_fastest_plan_are_found(
-    job: tuple[str, str, int],
-    gib: float,
-    pieces: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    jobs = on_nodes(*job, gib)
-    one_by_one = ((place, fastest_plan(each, Constraints())) for place, each in enumerate(jobs))
-    expected = next(((place, plan) for place, plan in one_by_one if plan is not None), None)
-    if pieces:
-        in_pieces(monkeypatch)
-    assert first_fitting(jobs, Constraints()) == expected
-
-
 def in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parastrat.search.bounded._FEW", 0)
     monkeypatch.setattr("parastrat.search.visited._HANDFUL", 0)
     monkeypatch.setattr("parastrat.search.visited._MANY", 50)
     monkeypatch.setattr("parastrat.search.best_first._FEW", 0)
-
-
-def test_what_is_tried_covers_each_place_and_none() -> None:
-    tried = [on_nodes(*job, gib) for job in JOBS for gib in (1.5, 3.0, 4.5, 6.0, 8.0, 11.0, 15.0)]
-    found = {each and each[0] for each in (first_fitting(jobs, Constraints()) for jobs in tried)}
-    assert found == {0, 1, 2, None}
 
 
 OFFLOADING = Constraints(offload=Offload.OPTIMIZER)

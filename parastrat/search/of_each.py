@@ -1,4 +1,4 @@
-"""Plans of several jobs, found in one search where they differ in nodes and in where states are kept.
+"""The plan of each of several jobs, in one search where they differ in nodes and in where states are kept.
 
 Memory and time do not hang on nodes that a plan leaves idle.
 """
@@ -13,7 +13,6 @@ import numpy as np
 from parastrat.columns import Columns
 from parastrat.distinct import NUMBERED, distinct
 from parastrat.search.bounded import searched
-from parastrat.search.fastest import able_meshes
 from parastrat.search.obeying import obeying
 from parastrat.search.rows import plan_of_row, stacked
 from parastrat.search.survey import best, in_order, near
@@ -29,26 +28,6 @@ if TYPE_CHECKING:
 
 #: numbers of a job that hang on its nodes, or on where it keeps states
 _OF_JOB = ("devices", "num_nodes", "backend", "offload")
-
-
-def first_fitting(jobs: Sequence[Facts], fixed: Constraints) -> tuple[int, Plan] | None:
-    """Return the place of the first of some jobs that has a plan which fits, with its fastest one.
-
-    Args:
-        jobs: that differ in the number of nodes alone, of several at least, the fewest first.
-        fixed: what the user settled.
-    """
-    found = _searching([able_meshes(facts, fixed) for facts in jobs], jobs[-1], fixed)
-    if found is None:
-        return None
-    fits = _visited(found, _of_first)
-    if np.min(fits.job[fits.roomy], initial=len(jobs)) > 0:
-        # a job before may have plans without their margin
-        fits = _visited(found, _of_first, roomy=False)
-    if not len(fits.job):
-        return None
-    first = int(fits.job.min())
-    return first, _fastest(fits, first)
 
 
 def fastest_of_each(jobs: Sequence[Columns], widest: Facts, fixed: Constraints) -> tuple[Plan | None, ...]:
@@ -97,12 +76,6 @@ def _fastest(fits: Columns, job: int) -> Plan:
     own = fits.job == job
     roomy = own & fits.roomy
     return plan_of_row(fits, best(fits, np.flatnonzero(roomy if roomy.any() else own)))
-
-
-def _of_first(least: Any) -> Any:
-    """Return the limits of jobs: behind the first that has a plan none matters."""
-    has = least < np.inf
-    return np.where(np.cumsum(has) - has > 0, -np.inf, near(least))
 
 
 def _together(several: Sequence[Columns]) -> Columns:
