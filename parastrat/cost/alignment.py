@@ -48,10 +48,16 @@ def slower(facts: Facts, products: Products, sides: tuple[Numbers, Numbers], c: 
         _sides(facts, products, inside=precision is not Precision.FP8), sides, strict=True
     ):
         length = own.reshape(-1, *([1] * (np.ndim(side) - 1)))
-        held = np.where((length == 0) | (side % 1 != 0), length, side)
-        unaligned = np.where(held % _IN_PAIRS == 0, four, two)
-        factor = np.maximum(factor, np.where(held % _ALIGNED == 0, 1.0, unaligned))
+        held = np.where((length == 0) | ~_is_multiple(side, 1), length, side)
+        unaligned = np.where(_is_multiple(held, _IN_PAIRS), four, two)
+        factor = np.maximum(factor, np.where(_is_multiple(held, _ALIGNED), 1.0, unaligned))
     return factor
+
+
+def _is_multiple(lengths: Numbers, unit: int) -> Any:
+    # exact, for units that are powers of two; the remainder of a division takes ten times as long
+    quotients = lengths / unit
+    return quotients == np.floor(quotients)
 
 
 @remembered

@@ -34,6 +34,9 @@ _SEVERAL = 300
 #: more rows that may be the nearest are looked at once a few of them told more
 _MANY = 1500
 
+#: of so many the nearest are looked at first, as what they need rules most others out
+_AT_ONCE = 4000
+
 #: rows that are judged without floors, or by quick ones
 _HANDFUL = 100
 
@@ -82,11 +85,26 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
 
     needs = found.needs(left)
     visit(needs, rungs[left], of_meshes, _itself, least=least, first=_FIRST)
-    chosen = np.flatnonzero(waiting)
-    chosen = chosen[found.needs(chosen) <= least[rungs[chosen]]]
-    if len(chosen):
-        every_row(chosen)
+    for chosen in _in_parts(found, np.flatnonzero(waiting)):
+        near = chosen[found.needs(chosen) <= least[rungs[chosen]]]
+        if len(near):
+            every_row(near)
     return plans.by_rung
+
+
+def _in_parts(found: Visited, meshes: Any) -> Sequence[Any]:
+    """Return the meshes whose rows are looked at first, and the others, which these may rule out.
+
+    First are those of each rung that have the least floors, as many as have ``_MANY`` rows.
+    """
+    if found.space.allowed.counts[meshes].sum() <= _AT_ONCE:
+        return (meshes,)
+    meshes = meshes[np.argsort(found.needs(meshes), kind="stable")]
+    place = place_in_group(found.space.allowed.meshes.rung[meshes])
+    meshes = meshes[np.argsort(place, kind="stable")]
+    rows = np.cumsum(found.space.allowed.counts[meshes])
+    end = int(np.searchsorted(rows, _MANY))
+    return meshes[:end], meshes[end:]
 
 
 def _plans(rows: Bounded, chosen: Any) -> Columns:

@@ -57,6 +57,8 @@ def hybrid_layers(setting: Setting) -> tuple[Block, ...]:
 
 def _with_whole_stream(block: Block) -> Block:
     def whole(saved: Saved) -> Saved:
+        if not saved.sequence:
+            return saved
         return replace(saved, sequence=0, replicated=saved.replicated + saved.sequence)
 
     kept = {policy.value: whole(block.activations.under(policy)) for policy in Recompute}

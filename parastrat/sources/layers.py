@@ -210,6 +210,8 @@ def undivided(part: Part) -> Part:
     """Return a part that every tp rank has and computes whole."""
 
     def whole(saved: Saved) -> Saved:
+        if not saved.tensor:
+            return saved
         return replace(saved, tensor=0, replicated=saved.replicated + saved.tensor)
 
     return replace(

@@ -44,12 +44,17 @@ def nearest_of_all(job: Facts) -> dict[int, Plan]:
     return nearest_of(attributed(plans, dict(rejection_masks(plans)))[1])
 
 
-@pytest.mark.parametrize("many", [0, 1500], ids=["a few again", "all at once"])
+@pytest.mark.parametrize(
+    ("many", "at_once"),
+    [(0, 4000), (1500, 4000), (100, 0)],
+    ids=["a few again", "all at once", "in two parts"],
+)
 @pytest.mark.parametrize("job", JOBS, ids=[f"{model} on {on}" for model, on, *_ in JOBS])
 def test_the_nearest_of_each_rung_is_that_of_all_plans(
-    job: Any, many: int, monkeypatch: pytest.MonkeyPatch
+    job: Any, many: int, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("parastrat.search.misfits._MANY", many)
+    monkeypatch.setattr("parastrat.search.misfits._AT_ONCE", at_once)
     given = facts(*job)
     found = survey(given, Constraints())
     assert not found.space.few
@@ -59,6 +64,7 @@ def test_the_nearest_of_each_rung_is_that_of_all_plans(
 
 def test_of_many_rows_a_few_tell_which_may_be_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
     given, floored = facts("deepseek-v3", "summit:128", 15360, 4096), list[int]()
+    monkeypatch.setattr("parastrat.search.misfits._AT_ONCE", 10**9)
     with_floors = Searched.with_floors
 
     def noted(space: Searched, rows: Columns) -> Bounded:
@@ -71,3 +77,21 @@ def test_of_many_rows_a_few_tell_which_may_be_the_nearest(monkeypatch: pytest.Mo
     assert survey(given, Constraints()).nearest == nearest
     few, all_of_them = floored
     assert few < all_of_them / 3
+
+
+def test_of_most_meshes_rows_are_not_looked_at_once_those_of_a_few_were(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given, looked_at = facts("deepseek-v3", "summit:128", 15360, 4096), list[int]()
+    with_quick_floors = Searched.with_quick_floors
+
+    def noted(space: Searched, rows: Columns, least: Any = 0.0) -> Bounded:
+        looked_at.append(len(rows.mesh))
+        return with_quick_floors(space, rows, least)
+
+    monkeypatch.setattr(Searched, "with_quick_floors", noted)
+    nearest, in_parts = survey(given, Constraints()).nearest, sum(looked_at)
+    looked_at.clear()
+    monkeypatch.setattr("parastrat.search.misfits._AT_ONCE", 10**9)
+    assert survey(given, Constraints()).nearest == nearest
+    assert in_parts < sum(looked_at) / 2
