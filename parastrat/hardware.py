@@ -120,6 +120,7 @@ class MatmulCurve:
 
 #: keys that a query sees, rows and elements of a head at which a rate of attention is stated
 ATTENTION_KEYS, ATTENTION_ROWS, ATTENTION_WIDTH = 4096, 2**20, 128
+ALIGNED_ELEMENTS = 8  #: of two bytes each, in what a vector load takes: rows are aligned to so many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from parastrat.cost.operators import beside
+from parastrat.hardware import ALIGNED_ELEMENTS
 from parastrat.remembered import remembered
 from parastrat.workload import Precision
 
@@ -15,8 +17,8 @@ if TYPE_CHECKING:
     from parastrat.cost.operators import Products
     from parastrat.units import Numbers
 
-#: elements of two bytes in what vector loads take at once, and in what the next smaller ones do
-_ALIGNED, _IN_PAIRS = 8, 2
+#: elements of two bytes in what the kernels for other rows load at once, where rows allow that
+_IN_PAIRS = 2
 
 
 def slower(facts: Facts, products: Products, sides: tuple[Numbers, Numbers], c: Columns) -> Numbers | None:
@@ -41,16 +43,17 @@ def slower(facts: Facts, products: Products, sides: tuple[Numbers, Numbers], c: 
     if four == two == 1.0 or not _in_two_bytes(facts):
         return None
     # so they mostly are, whatever is exempt
-    if not np.any(_most_ranks(products) % c.tp):
+    ranks = _most_ranks(products)
+    if ranks is not None and not np.any(ranks % c.tp):
         return None
     factor: Numbers = np.ones(np.shape(sides[0]))
     for own, side in zip(
         _sides(facts, products, inside=precision is not Precision.FP8), sides, strict=True
     ):
-        length = own.reshape(-1, *([1] * (np.ndim(side) - 1)))
+        length = beside(own, c)
         held = np.where((length == 0) | ~_is_multiple(side, 1), length, side)
         unaligned = np.where(_is_multiple(held, _IN_PAIRS), four, two)
-        factor = np.maximum(factor, np.where(_is_multiple(held, _ALIGNED), 1.0, unaligned))
+        factor = np.maximum(factor, np.where(_is_multiple(held, ALIGNED_ELEMENTS), 1.0, unaligned))
     return factor
 
 
@@ -61,14 +64,14 @@ def _is_multiple(lengths: Numbers, unit: int) -> Any:
 
 
 @remembered
-def _most_ranks(products: Products) -> float:
-    """Return a number whose divisors leave all sides aligned as tp degrees; a half, where none does."""
+def _most_ranks(products: Products) -> int | None:
+    """Return a number whose divisors leave all sides aligned as tp degrees; None where no degree does."""
     sides = np.stack([products.n, products.k]).astype(np.int64)
     counted = ~products.convolution & (sides > 1)
-    if (sides[counted] % _ALIGNED).any():
-        return 0.5
+    if (sides[counted] % ALIGNED_ELEMENTS).any():
+        return None
     divided = counted & np.stack([products.divides_n, products.divides_k])
-    return float(np.gcd.reduce(sides[divided] // _ALIGNED, initial=0))
+    return int(np.gcd.reduce(sides[divided] // ALIGNED_ELEMENTS, initial=0))
 
 
 def _in_two_bytes(facts: Facts) -> bool:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.cost.attention import attention_times
-from parastrat.cost.operators import SPLITS, operator_table
-from parastrat.cost.products import beside, products_s
+from parastrat.cost.operators import SPLITS, beside, operator_table
+from parastrat.cost.products import products_s
 from parastrat.model import Split
 from parastrat.plan import Recompute
 from parastrat.ranks.division import division

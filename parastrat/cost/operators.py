@@ -12,6 +12,7 @@ from parastrat.model import OperatorKind, Split
 from parastrat.remembered import remembered
 
 if TYPE_CHECKING:
+    from parastrat.columns import Columns
     from parastrat.model import Block, Operator
 
 #: what may divide an operator, in the order in which tables count it
@@ -88,6 +89,11 @@ class OperatorTable:
     #: operators of each block, and the grouped products among them
     launches: Any
     grouped: Any
+
+
+def beside(values: Any, c: Columns) -> Any:
+    """Return one value a row, beside plans on further axes."""
+    return values.reshape(-1, *([1] * np.ndim(c.tp)))
 
 
 @remembered

@@ -8,7 +8,7 @@ import numpy as np
 
 from parastrat.cost.alignment import slower
 from parastrat.cost.convolutions import rate_of_convolutions, relaid_elements, transformed
-from parastrat.cost.operators import SPLITS
+from parastrat.cost.operators import SPLITS, beside
 from parastrat.cost.rates import sustained_flops_per_s
 from parastrat.model import Split
 from parastrat.ranks.division import division
@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
 #: bytes that a transposed copy of an element of eight bits moves by itself
 _TRANSPOSED_ALONE = 2
-
-
-def beside(values: Any, c: Columns) -> Any:
-    """Return one value a row, beside plans on further axes."""
-    return values.reshape(-1, *([1] * np.ndim(c.tp)))
 
 
 def products_s(

@@ -7,15 +7,14 @@ from math import ceil, lcm
 from typing import TYPE_CHECKING
 
 from parastrat.finding import Hit, Severity
+from parastrat.hardware import ALIGNED_ELEMENTS
 from parastrat.rules.rule import case_rule
-from parastrat.tables import facts_columns, plan_columns
 
 if TYPE_CHECKING:
-    from parastrat.case import Case, Facts
-    from parastrat.plan import Plan
+    from parastrat.case import Case
 
-#: elements of a short format in what vector loads take at once, and what the vocabulary is padded to
-_ALIGNED, _USUAL = 8, 64
+#: what a vocabulary is padded to, or to a multiple of
+_USUAL = 64
 #: share of a step below which padding is not worth a remark
 _WORTH = 0.01
 
@@ -40,29 +39,21 @@ def vocabulary_is_not_aligned(case: Case) -> Hit | None:
     """
     tp, vocab = case.plan.mesh.tp, case.model.vocab or 0
     held = vocab // tp if vocab % tp == 0 else vocab
-    if case.stack.pads_vocabulary or held % _ALIGNED == 0:
+    if case.stack.pads_vocabulary or held % ALIGNED_ELEMENTS == 0:
         return None
-    step = _step_s(case.facts, case.plan)
-    less = step - _step_s(replace(case.facts, stack=replace(case.stack, pads_vocabulary=True)), case.plan)
+    from parastrat.assess import assess  # noqa: PLC0415 - rules about files need no estimates
+
+    padding = replace(case.facts, stack=replace(case.stack, pads_vocabulary=True))
+    step = case.estimate.time.step
+    less = step - assess(padding, case.plan).estimate.time.step
     if less < _WORTH * step:
         return None
-    multiple = lcm(_USUAL, _ALIGNED * tp)
+    multiple = lcm(_USUAL, ALIGNED_ELEMENTS * tp)
     padded = ceil(vocab / multiple) * multiple
     rows = f"the vocabulary of {vocab:,}" + (f" over tp={tp}" if tp > 1 else "")
     return Hit(
-        message=f"{rows} is no multiple of {_ALIGNED}: padded to {padded:,}, a step would take about "
-        f"{100 * less / step:.0f} % less",
+        message=f"{rows} is no multiple of {ALIGNED_ELEMENTS}: padded to {padded:,}, a step would take "
+        f"about {100 * less / step:.0f} % less",
         fix=f"call model.resize_token_embeddings(pad_to_multiple_of={multiple}) of transformers, or build "
         f"the model with {padded:,} tokens, before it is wrapped",
     )
-
-
-def _step_s(facts: Facts, plan: Plan) -> float:
-    """Return the seconds of a plan's step."""
-    import numpy as np  # noqa: PLC0415 - rules about files need neither
-
-    from parastrat.columns import Columns  # noqa: PLC0415
-    from parastrat.cost import step_s  # noqa: PLC0415
-
-    row = {name: np.array([value]) for name, value in plan_columns(plan).items()}
-    return float(step_s(facts, Columns(facts_columns(facts) | row))[0])

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from parastrat.model import Split
-from parastrat.runtime.tracing.division import Division
+from parastrat.runtime.tracing.division import Division, of_all
 from parastrat.runtime.tracing.operators import PRODUCTS, Call
 from parastrat.runtime.tracing.recorded import Allocation, Segment
 
@@ -68,10 +68,11 @@ class Dividing:
                 if each.way is Split.SEQUENCE:
                     each.way = Split.REPLICATED
         ways = {each.way for each in (*held, *made)}
-        logits = Split.VOCABULARY in ways
-        inside = Split.VOCABULARY if logits else Split.TENSOR if side or Split.TENSOR in ways else None
-        whole = Split.SEQUENCE if Split.SEQUENCE in ways and not call.n else Split.REPLICATED
-        return replace(call, split=inside or whole, split_side=side)
+        way = of_all(ways)
+        if way is Split.REPLICATED:
+            whole = Split.SEQUENCE if Split.SEQUENCE in ways and not call.n else Split.REPLICATED
+            way = Split.TENSOR if side else whole
+        return replace(call, split=way, split_side=side)
 
     def settle(self, segments: Sequence[Segment], events: Sequence[tuple[int, int, Allocation]]) -> None:
         """Gather logits that a model's own loss reads; let ends hold shares of positions where they can."""

@@ -68,7 +68,7 @@ class Division:
         if roles.intersection(_ENDS):
             predicted = product and self.vocabulary.issuperset(weights)
             return Split.VOCABULARY if predicted else Split.REPLICATED
-        return _of_all(read)
+        return of_all(read)
 
     def of_gradient(self, read: Iterable[Split], weights: Sequence[str]) -> Split:
         """Return what divides the result of an operator of backward, as ``of_result``."""
@@ -76,7 +76,7 @@ class Division:
         if roles.intersection(_ROWS):
             return Split.TENSOR
         # a summand for every rank
-        return Split.REPLICATED if roles.intersection((*_COLUMNS, *_ENDS)) else _of_all(read)
+        return Split.REPLICATED if roles.intersection((*_COLUMNS, *_ENDS)) else of_all(read)
 
     def side_of(self, weights: Iterable[str]) -> str:
         """Return the side of a product that is divided: "n" of a column, "k" of a row."""
@@ -104,6 +104,7 @@ class Division:
         return any(self.roles.get(name) in _ROWS for name in weights)
 
 
-def _of_all(read: Iterable[Split]) -> Split:
+def of_all(read: Iterable[Split]) -> Split:
+    """Return what divides what is made of tensors that are divided so."""
     held = set(read)
     return next((way for way in (Split.VOCABULARY, Split.TENSOR) if way in held), Split.REPLICATED)
