@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 from check.bad_configs import BAD
+from check.bad_directives import DIRECTIVES
 from check.bad_launches import ALONE, BESIDE, TOGETHER
 from check.bad_megatron import MEGATRONS
 from check.bad_plugins import PLUGINS
@@ -38,6 +39,7 @@ MISTAKES = (
     *PROGRAMS,
     *MEGATRONS,
     *SIGNALS,
+    *DIRECTIVES,
     *TOGETHER,
     *BAD_TORCHTITAN,
     *BAD_TRAINJOBS,

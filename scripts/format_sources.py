@@ -10,7 +10,7 @@ import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ruamel.yaml import YAML
 
@@ -245,8 +245,41 @@ def words(checkout: Checkout, place: str) -> Keys:
     return {option: _as_word(kind) for option, kind in arguments(checkout, place).items()}
 
 
+def slurm(checkout: Checkout, place: str) -> Keys:
+    """Return the options of one of Slurm's commands, by ``FILE:COMMAND``."""
+    return {option.name: "text" for option in _slurm_options(checkout, place)}
+
+
+def slurm_letters(checkout: Checkout, place: str) -> dict[str, str]:
+    """Return the options of one of Slurm's commands by their letters."""
+    return {option.letter: option.name for option in _slurm_options(checkout, place) if option.letter}
+
+
+class _SlurmOption(NamedTuple):
+    name: str
+    letter: str
+    #: None where it takes none; an optional one stands behind an equals sign alone
+    takes_value: bool
+
+
+def _slurm_options(checkout: Checkout, place: str) -> Iterator[_SlurmOption]:
+    """Yield the options of a command, of the structures in which Slurm keeps those of all its commands."""
+    name, _, command = place.partition(":")
+    for body in re.findall(r"slurm_cli_opt_t \w+ = \{(.*?)\n\};", checkout.text(name), re.DOTALL):
+        option = re.search(r'\.name = "([^"]+)"', body)
+        if option is None or not re.search(rf"\.set_func(?:_{command})? *=", body):
+            continue
+        letter = re.search(r"\.val = '(.)'", body)
+        yield _SlurmOption(option[1], letter[1] if letter else "", "required_argument" in body)
+
+
 def switches(checkout: Checkout, name: str) -> list[str]:
-    """Return the options of a command line that take no value."""
+    """Return the options of a command line that take no value.
+
+    ``FILE``; of Slurm's commands, ``FILE:COMMAND``.
+    """
+    if ".c:" in name:
+        return [option.name for option in _slurm_options(checkout, name) if not option.takes_value]
     return [
         str(arg.value).removeprefix("--")
         for call in ast.walk(tree_of(checkout, name))

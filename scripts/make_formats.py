@@ -6,8 +6,8 @@ Usage: python scripts/make_formats.py [--accelerate CHECKOUT] [--deepspeed CHECK
            [--torch FOLDER]
 
 Checkouts may be bare repositories; torch is the installed package unless a folder is named. The formats of
-the given checkouts are written (that of scripts needs accelerate, DeepSpeed and NCCL). What changes is
-printed: keys that came, went, or are of another kind.
+the given checkouts are written (that of scripts needs accelerate, DeepSpeed, NCCL and Slurm). What changes
+is printed: keys that came, went, or are of another kind.
 """
 
 from __future__ import annotations
@@ -38,8 +38,9 @@ _READERS = (
     "definition",
     "flags",
     "options",
+    "slurm",
 )
-_PROJECTS = ("accelerate", "deepspeed", "torchtitan", "trainjob", "pytorchjob", "megatron", "nccl")
+_PROJECTS = ("accelerate", "deepspeed", "torchtitan", "trainjob", "pytorchjob", "megatron", "nccl", "slurm")
 _PLACE = re.compile(r"(?P<lower>lower )?(?P<place>\S+\.py:[\w.]+)")
 
 
@@ -94,7 +95,12 @@ def table_of(name: str, recipe: dict[str, Any], sources: dict[str, Checkout]) ->
     for table in recipe["tables"]:
         own = choices_of(table.get("choices", {}), sources[table.get("of", name)])
         profile["choices"] |= {f"{table['name']}.{key}": values for key, values in own.items()}
-    profile["tables"] = [_part_of(table, sources[table.get("of", name)]) for table in recipe["tables"]]
+    profile["tables"] = [
+        _part_of(
+            table, sources[table.get("of", name)], recipe.get("plugins", {}) if table.get("plugins") else {}
+        )
+        for table in recipe["tables"]
+    ]
     if "variants" in recipe:
         profile["variants"] = [
             {
@@ -110,19 +116,23 @@ def table_of(name: str, recipe: dict[str, Any], sources: dict[str, Checkout]) ->
     return profile
 
 
-def _part_of(recipe: dict[str, Any], checkout: Checkout) -> dict[str, Any]:
-    """Return one table of a profile, with the commit where it is of another project."""
+def _part_of(recipe: dict[str, Any], checkout: Checkout, plugins: dict[str, list[str]]) -> dict[str, Any]:
+    """Return one table of a profile, with what plugins add, and the commit of another project."""
     stated = ("name", "command", "prefix", "separator", "unknown", "abbreviated", "short", "renamed")
     part = {key: recipe[key] for key in stated if key in recipe}
     if "of" in recipe:
-        part["source"] = f"{recipe['project']} @{checkout.commit}: {recipe['switches']}"
-    keys = keys_of(recipe, checkout)
+        place = recipe["switches"].partition(":")[0]
+        part["source"] = f"{recipe['project']} @{checkout.commit}: {place}{'; plugins' if plugins else ''}"
+    without_value = plugins.get("switches", [])
+    keys = keys_of(recipe, checkout) | dict.fromkeys([*plugins.get("options", ()), *without_value], "text")
+    if "letters" in recipe:
+        part["short"] = format_sources.slurm_letters(checkout, recipe["letters"]) | part["short"]
     if "switches" in recipe:
         found = [
             option.replace("_", "-") if recipe.get("separator") == "-" else option
             for option in format_sources.switches(checkout, recipe["switches"])
         ]
-        part["switches"] = [option for option in keys if option in {*found, "help", "m"}]
+        part["switches"] = [option for option in keys if option in {*found, "help", "m", *without_value}]
     return {**part, "keys": keys}
 
 

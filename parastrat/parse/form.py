@@ -121,9 +121,18 @@ def written(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def did_you_mean(name: str, names: list[str], *, fold: Callable[[str], str] = str.lower) -> str | None:
-    """Return the nearest of the names, if one is near; ``fold`` gives a name their case of letters."""
-    return next(iter(get_close_matches(fold(name), names, n=1, cutoff=0.6)), None)
+def did_you_mean(
+    name: str, names: list[str], *, fold: Callable[[str], str] = str.lower, alike: float = 0.6
+) -> str | None:
+    """Return the nearest of the names, if one is near.
+
+    Args:
+        name: what was written.
+        names: what might be meant.
+        fold: gives a name their case of letters.
+        alike: how much of both words is the same at least, of 1.
+    """
+    return next(iter(get_close_matches(fold(name), names, n=1, cutoff=alike)), None)
 
 
 def keys_of(cls: type) -> list[str]:

@@ -43,6 +43,8 @@ _AS_TEXT = {"switch", _DIGITS, _AUTO}
 _NO = "no"
 #: formats by other names than their own
 _CALLED = {ConfigFormat.TRAINJOB: "a TrainJob", ConfigFormat.PYTORCHJOB: "a PyTorchJob"}
+#: how much of a misspelt option is that of what was meant: of plugins' own there are less
+_MISSPELT = 0.8
 #: how keys begin that are remarks, in formats without comments
 _NOTES = ("_", "//", "#", "comment")
 NOUNS = {
@@ -97,14 +99,16 @@ def _of_table(file: ConfigFile, known: Mapping[str, Any], entry: Mapping[str, An
         if key in keys or not (path in earlier or is_extended):
             yield from _of_key(file, {**entry, "keys": keys, "extended_by": extended_by}, key)
         elif path in earlier:
-            yield _of_earlier(path, earlier[path])
+            yield _of_earlier(file, path, earlier[path])
 
 
-def _of_earlier(path: str, now: str) -> Problem:
+def _of_earlier(file: ConfigFile, path: str, now: str) -> Problem:
     """Say what a key of earlier versions is called since, if it is called anything."""
+    in_script = file.format is ConfigFormat.SCRIPT
     hint = f"write {now}" if now else "remove it; the last version of this format has nothing like it"
-    text = "is a key of earlier versions; later ones stop at it"
-    return Problem(key=path, text=text, hint=hint, code="PS608")
+    noun, name = ("an option", f"--{path.rpartition('.')[2]}") if in_script else ("a key", "")
+    text = f"is {noun} of earlier versions; later ones stop at it"
+    return Problem(key=path, name=name, text=text, hint=hint, code="PS608")
 
 
 def _of_dash(word: str, dash: str) -> Problem:
@@ -112,7 +116,8 @@ def _of_dash(word: str, dash: str) -> Problem:
     option = word.partition("=")[0]
     meant = option.lstrip(f"-{dash}")
     sign = "one hyphen" if dash == "-" else f"{unicodedata.name(dash).lower()} ({dash})"
-    mend = f"write --{meant}; a word without hyphens begins what is to be run"
+    # torchrun takes a word with any other dash for the script's name
+    mend = f"write --{meant}" + ("" if dash == "-" else "; a word without hyphens begins what is to be run")
     return Problem(
         key=f"dashes.{word}",
         name=option,
@@ -195,12 +200,28 @@ def _of_unknown(file: ConfigFile, entry: Mapping[str, Any], key: str, path: str)
         "is not read by anybody" if ignored else f"is no key of {_CALLED.get(file.format, file.format)}",
     )
     hint = f"did you mean {near}?" if near else "remove it; there is no such key here"
+    if entry["unknown"] == "plugins":
+        yield _of_plugins(entry, key, path)
+        return
     if file.format is ConfigFormat.SCRIPT:
         hint = f"did you mean --{near}?" if near else "remove it, or put it behind the script's name"
         text, name = f"is no option of {entry['command']}", f"--{key}"
     elif not near and entry.get("extended_by"):
         hint = f"remove it, or name the module that adds it in {entry['extended_by'][0]}"
     yield Problem(key=path, name=name, text=text, hint=hint, code="PS606" if ignored else "PS601")
+
+
+def _of_plugins(entry: Mapping[str, Any], key: str, path: str) -> Problem:
+    """Say that a command does not know an option: a misspelt one, or one that a plugin may add."""
+    near = did_you_mean(key, list(entry["keys"]), alike=_MISSPELT)
+    # a beginning that several have
+    near = near or next((known for known in entry["keys"] if len(key) > 1 and known.startswith(key)), None)
+    name = f"--{key}" if len(key) > 1 else f"-{key}"
+    text = f"is no option of {entry['command']}"
+    if near is not None:
+        return Problem(key=path, name=name, text=text, hint=f"did you mean --{near}?", code="PS601")
+    hint = "remove it, unless a plugin of the cluster's Slurm adds it"
+    return Problem(key=path, name=name, text=f"{text} itself", hint=hint, code="PS609")
 
 
 def _whole(text: str) -> str:

@@ -10,25 +10,21 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from parastrat.parse.dashes import as_meant
 from parastrat.parse.key_names import full_name
 from parastrat.parse.launchers import LAUNCHERS, REMOTE, Start, is_run, start_at
 from parastrat.parse.shell_lines import is_comment, logical_lines, words_of
 from parastrat.parse.shell_values import OPENING, ShellValues, shell_values
-from parastrat.parse.slurm_options import slurm_options
+from parastrat.parse.slurm_options import directive_words, is_unread, slurm_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-_DIRECTIVE = re.compile(r"^#SBATCH\s+(-.*)$")
 _ASSIGNMENT = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
 #: an option that torch.distributed.launch alone has, and that takes no value
 _OF_LAUNCH = "use-env"
 #: a letter with its value, as argparse takes it
 _ATTACHED = re.compile(r"-(?:[rt]\d|[Hie][\w./]).*")
-#: an option that begins with what text processors make of hyphens; to torchrun it is the script's name
-_DASHED = re.compile("-?([\u2010-\u2015\u2212])[-\u2010-\u2015\u2212]?(?=[A-Za-z])")
-#: an option of several letters behind one hyphen
-_ONE = re.compile("(-)(?=(?P<name>[A-Za-z][A-Za-z_-]{2,})(?:=|$))")
 _ENDS = frozenset({"&&", "||", ";", "|", "&"})
 #: what makes commands behind it run at times, and what waits for those in the background or ends them
 _CONDITIONS = frozenset({"[", "[[", "test", "||"})
@@ -37,6 +33,8 @@ _SHELLS = frozenset({"bash", "sh", "zsh"})
 #: of srun: how many nodes and tasks it starts, and what chooses nodes
 _SRUN_COUNTS = ("nodes", "ntasks", "ntasks-per-node")
 _SRUN_CHOICES = ("nodelist", "relative")
+#: words of a directive behind which those of another part of a heterogeneous job stand
+_PARTS = frozenset({"hetjob", "packjob"})
 #: text for another shell that this one leaves as it is; between other quotes it puts in what it knows
 _IN_QUOTES = re.compile(r"\s-[a-z]*c\s+'|\\\$")
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -79,8 +77,10 @@ def script_tables(
 ) -> tuple[tuple[dict[str, Any], dict[str, tuple[int, int]]], ...]:
     """Return what a script states of each of its launches, and where; of the job alone if it has none.
 
-    The tables are ``sbatch`` (directives by their long names), ``env`` (exported variables), one of
-    ``torchrun``, ``accelerate`` and ``deepspeed`` (its options; torchrun's with hyphens), ``started``
+    The tables are ``sbatch`` (directives by their long names), ``srun`` (options of the one that starts the
+    launch), ``stray`` (words of directives that are no options), ``unread`` (remarks that were meant to be
+    directives, by their lines), ``env`` (exported variables), one of ``torchrun``, ``accelerate`` and
+    ``deepspeed`` (its options; torchrun's with hyphens), ``started``
     (``by``: ``srun``, ``other`` for what else reaches machines, or ``script``; ``nodes``, ``ntasks``
     and ``ntasks-per-node`` that srun was told of, and of ``tasks`` whether they are on chosen nodes, or
     unknown; ``shell``, where one of its own expands its words; ``module``:
@@ -101,13 +101,14 @@ def script_tables(
     lines, first = tuple(logical_lines(text)), text.partition("\n")[0]
     found.values = shell_values([line for _, line in lines], first)
     for number, line in lines:
-        directive = _DIRECTIVE.match(line)
-        if directive is not None and "text" in found.table:
+        directive = directive_words(line)
+        if directive and "text" in found.table:
             # Slurm reads none behind the first command
             found.note("late", str(number), line.strip(), number)
-        elif directive is not None:
-            for option, value in slurm_options(directive[1].partition(" #")[0].split()):
-                found.note("sbatch", option, value, number)
+        elif directive:
+            _read_directive(directive, number, found)
+        elif is_unread(line):
+            found.note("unread", str(number), line.strip(), number)
         if not line.strip() or is_comment(line):
             continue
         if _NO_SHELL.match(first):
@@ -138,6 +139,22 @@ def script_tables(
 def starts_training(text: str, known: Mapping[str, Any]) -> bool:
     """Return whether a script has a launch."""
     return not script_tables(text, known)[0][0].keys().isdisjoint(LAUNCHERS)
+
+
+def _read_directive(words: list[str], number: int, found: _Found) -> None:
+    entry = found.known["sbatch"]
+    if words[0].lower() in _PARTS:
+        return
+    for name, value in slurm_options([_as_meant(word, entry, number, found) for word in words], entry):
+        found.note(*(("sbatch", name, value) if name else ("stray", value, "")), number)
+
+
+def _as_meant(word: str, entry: Mapping[str, Any], number: int, found: _Found) -> str:
+    """Return an option as it was meant; where it begins with another dash that is noted."""
+    meant, dash = as_meant(word, entry)
+    if dash is not None:
+        found.note("dashes", word, dash, number)
+    return meant
 
 
 def _variables(words: list[str]) -> Iterator[tuple[str, str]]:
@@ -216,10 +233,13 @@ def _read_launch(before: list[str], start: Start, words: list[str], number: int,
         launch.note("started", "gpus", gpus, number)
     for name, value in _variables(before):
         launch.note("env", name, value, number)
-    for name, value in slurm_options(before[before.index("srun") + 1 :] if by == "srun" else ()):
+    words_of_srun = before[before.index("srun") + 1 :] if by == "srun" else ()
+    for name, value in slurm_options(words_of_srun, found.known["srun"]):
+        if name:
+            launch.note("srun", name, value, number)
         if name in _SRUN_COUNTS:
             launch.note("started", name, value, number)
-        if name in _SRUN_CHOICES or not name:
+        if name in _SRUN_CHOICES or (not name and value.startswith("$")):
             launch.note("started", "tasks", "chosen" if name else "unknown", number)
     if found.in_shell:
         launch.note("started", "shell", "own", number)
@@ -244,10 +264,7 @@ def _read_options(words: list[str], start: Start, number: int, launch: _Found) -
     for word in rest:
         if word.startswith(("$", "`")):
             launch.note("started", "options", "unknown", number)
-        dashed = _DASHED.match(word) or _one_hyphen(word, entry)
-        if dashed is not None:
-            launch.note("dashes", word, dashed[1], number)
-            word = "--" + word[dashed.end() :]  # noqa: PLW2901 - as it was meant
+        word = _as_meant(word, entry, number, launch)  # noqa: PLW2901 - as it was meant
         if not word.startswith("-") or word == "--":
             _read_program(word if word != "--" else next(rest, ""), [*rest], number, launch)
             return
@@ -262,19 +279,6 @@ def _read_options(words: list[str], start: Start, number: int, launch: _Found) -
         if not of_launch:
             launch.note(start.launcher, name, "yes" if is_switch and not equals else value, number)
     _read_program("", [], number, launch)
-
-
-def _one_hyphen(word: str, entry: Mapping[str, Any]) -> re.Match[str] | None:
-    """Return the hyphen of an option that is to have two; None for a letter, and for other words."""
-    found = _ONE.match(word)
-    name = "" if found is None else found["name"]
-    if entry.get("separator"):
-        name = re.sub("[-_]", entry["separator"], name)
-    return (
-        found
-        if name and full_name(name, entry, {}) in entry["keys"] and name not in entry["short"]
-        else None
-    )
 
 
 def _read_program(word: str, behind: list[str], number: int, launch: _Found) -> None:

@@ -3,53 +3,67 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+import shlex
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from parastrat.parse.key_names import full_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 #: a letter with its value, or without
-_LETTER = re.compile(r"(-[A-Za-z])(.*)")
-#: letters and other names, by the long names
-_LONG = {
-    "-N": "nodes",
-    "-n": "ntasks",
-    "-c": "cpus-per-task",
-    "-G": "gpus",
-    "-w": "nodelist",
-    "-r": "relative",
-    "--tasks-per-node": "ntasks-per-node",
-}
-#: options that take no value, or take one with an equals sign alone
-_SWITCHES = frozenset(
-    {"-H", "-K", "-O", "-Q", "-k", "-l", "-s", "-u", "-v"}
-    | {"--contiguous", "--exact", "--exclusive", "--hold", "--kill-on-bad-exit", "--label", "--no-kill"}
-    | {
-        "--no-container-entrypoint",
-        "--no-container-mount-home",
-        "--no-requeue",
-        "--overcommit",
-        "--overlap",
-    }
-    | {"--oversubscribe", "--pty", "--quiet", "--requeue", "--spread-job", "--unbuffered", "--verbose"}
-)
+_LETTER = re.compile(r"-([A-Za-z])(.*)")
+#: what sbatch takes for a directive, whatever stands behind it
+_DIRECTIVE = re.compile(r"#SBATCH(?=[\s-])(.*)")
+#: a line that looks like one, to those who read it
+_ALIKE = re.compile(r"\s*#([A-Za-z]{5,7})\s+-")
+_WORD = "SBATCH"
+#: what is filled in before Slurm sees it, which may have blanks
+_TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}")
 
 
-def slurm_options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield options with their values, up to a word that is neither; a variable there comes without a name.
+def directive_words(line: str) -> list[str] | None:
+    """Return the words of a directive, None of another line; Slurm reads quotes and remarks as a shell."""
+    found = _DIRECTIVE.match(line)
+    if found is None:
+        return None
+    words = shlex.shlex(_TEMPLATE.sub("{{}}", found[1]), posix=True, punctuation_chars=False)
+    words.whitespace_split = True
+    try:
+        return list(words)
+    except ValueError:
+        # a quote is open
+        return found[1].split()
 
-    The word behind an option counts as its value, but for the usual ones that take none.
+
+def is_unread(line: str) -> bool:
+    """Return whether a line was meant to be a directive that Slurm does not read: misspelt, or indented."""
+    found = _ALIKE.match(line)
+    if found is None or _DIRECTIVE.match(line):
+        return False
+    return bool(get_close_matches(found[1].upper(), [_WORD], cutoff=0.8))
+
+
+def slurm_options(words: Sequence[str], entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield options with their values, and without a name the first word that is neither.
+
+    Args:
+        words: the options, and what stands behind them.
+        entry: what is known of the command's options. The word behind one counts as its value, but for
+            those that take none, or one with an equals sign alone.
     """
     is_value = False
     for place, word in enumerate(words):
         if not word.startswith("-"):
             if not is_value:
-                yield from [("", word)] if word.startswith("$") else ()
+                yield "", word
                 return
             is_value = False
             continue
         letter = None if word.startswith("--") else _LETTER.fullmatch(word)
         name, _, value = (letter[1], "", letter[2].lstrip("=")) if letter else word.partition("=")
-        is_value = not value and name not in _SWITCHES
+        name = full_name(name.lstrip("-"), entry, {})
+        is_value = not value and name not in entry["switches"]
         behind = words[place + 1] if is_value and place + 1 < len(words) else "-"
-        yield _LONG.get(name, name.lstrip("-")), value or ("" if behind.startswith("-") else behind)
+        yield name, value or ("" if behind.startswith("-") else behind)

@@ -186,18 +186,3 @@ def lines_end_as_unix_ends_them(file: ConfigFile) -> Iterator[Hit]:
             fix="run dos2unix on it, or sed -i 's/\\r$//'",
             key="dos",
         )
-
-
-@file_rule("PS665", Severity.WARNING, _FORMAT, source=_SBATCH)
-def directives_come_first(file: ConfigFile) -> Iterator[Hit]:
-    """Directives stand above the first command.
-
-    Slurm reads #SBATCH lines up to the first line that is neither blank nor a comment. Those behind it are
-    remarks, and the job gets the defaults of its partition.
-    """
-    for number, line in (file.get("late") or {}).items():
-        yield Hit(
-            message=f"line {number}: {line} stands below the first command",
-            fix="move it up, right below the first line",
-            key=f"late.{number}",
-        )

@@ -106,3 +106,12 @@ def key_of_earlier_versions() -> None:
     Keys are renamed between versions. An old name works until somebody updates; then a reader that refuses
     what it does not know ends every rank at its start.
     """
+
+
+@guidance("PS609", severity=Severity.WARNING, source="https://slurm.schedmd.com/spank.html")
+def option_of_a_plugin() -> None:
+    """An option that Slurm does not have must be one of a plugin's.
+
+    sbatch and srun stop at an option that nobody knows. Plugins of a cluster may add some; which ones, a
+    script does not tell.
+    """

@@ -1,4 +1,4 @@
-"""PS678 to PS680: lines of a script that its shell, or Slurm, takes for something else."""
+"""PS678, PS679: lines of a script that its shell takes for something else."""
 
 from __future__ import annotations
 
@@ -15,25 +15,11 @@ if TYPE_CHECKING:
     from parastrat.config_file import ConfigFile
 
 _MANUAL = "https://www.gnu.org/software/bash/manual/bash.html"
-_SBATCH = "https://slurm.schedmd.com/sbatch.html"
 _FORMAT = ConfigFormat.SCRIPT
 
 #: an option, but for the pattern of a case
 _OPTION = re.compile(r"\s*(--?[A-Za-z][\w-]*)(?=[\s=]|$)(?![^()]*\))")
 _APART = re.compile(r"\s*([A-Za-z_]\w*)(?:\s+=\s*(\S+)|=\s+(\d+))")
-#: directives whose values are numbers, or lists of them
-_COUNTS = (
-    "nodes",
-    "ntasks",
-    "ntasks-per-node",
-    "cpus-per-task",
-    "cpus-per-gpu",
-    "gpus",
-    "gpus-per-node",
-    "gpus-per-task",
-    "gres",
-    "mem",
-)
 
 
 @file_rule("PS678", Severity.ERROR, _FORMAT, source=f"{_MANUAL}#Escape-Character")
@@ -67,21 +53,4 @@ def assignments_have_no_blanks(file: ConfigFile) -> Iterator[Hit]:
                 message=f"line {number}: {apart[0].strip()} assigns nothing",
                 fix=f"write {apart[1]}={apart[2] or apart[3]}",
                 key=f"text.{number}",
-            )
-
-
-@file_rule("PS680", Severity.WARNING, _FORMAT, source=_SBATCH)
-def directives_are_not_expanded(file: ConfigFile) -> Iterator[Hit]:
-    """Slurm reads directives before any shell does.
-
-    A variable in an #SBATCH line stays its name, which is no number. sbatch stops, unless something fills
-    the file in before.
-    """
-    for name in _COUNTS:
-        value = str(file.get(f"sbatch.{name}") or "")
-        if "$" in value and "{{" not in value:
-            yield Hit(
-                message=f"#SBATCH --{name}={value}: nothing is put in for the variable",
-                fix=f"write a number, or give it as sbatch --{name}={value} ...",
-                key=f"sbatch.{name}",
             )

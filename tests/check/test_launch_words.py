@@ -58,7 +58,7 @@ def test_one_hyphen_and_powers_of_ten_get_what_is_to_be_written(tmp_path: Path) 
         (
             "PS601",
             "-num_processes begins with one hyphen, not with two hyphens (--)",
-            "write --num_processes; a word without hyphens begins what is to be run",
+            "write --num_processes",
         ),
         (
             "PS602",

@@ -51,6 +51,39 @@ parser.add_argument("--fsdp_offload", default="false", type=str)
 group.add_argument("-x", "--fsdp_size", type=int)
 group.add_argument("--other", action="store_true")
 """
+#: as Slurm keeps the options of its commands
+OPTIONS = """
+static slurm_cli_opt_t slurm_opt_nodes = {
+	.name = "nodes",
+	.has_arg = required_argument,
+	.val = 'N',
+	.set_func = arg_set_nodes,
+};
+static slurm_cli_opt_t slurm_opt_wait = {
+	.name = "wait",
+	.has_arg = no_argument,
+	.val = 'W',
+	.set_func_sbatch = arg_set_wait,
+};
+static slurm_cli_opt_t slurm_opt_wait_srun = {
+	.name = "wait",
+	.has_arg = required_argument,
+	.val = 'W',
+	.set_func_srun = arg_set_wait_srun,
+};
+static slurm_cli_opt_t slurm_opt_exclusive = {
+	.name = "exclusive",
+	.has_arg = optional_argument,
+	.val = LONG_OPT_EXCLUSIVE,
+	.set_func_salloc = arg_set_exclusive,
+	.set_func_srun = arg_set_exclusive,
+};
+static slurm_cli_opt_t slurm_opt_argv = {
+	.name = "argv",
+	.has_arg = required_argument,
+	.get_func = arg_get_argv,
+};
+"""
 
 
 @pytest.fixture
@@ -65,6 +98,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def sources(made: ModuleType, tmp_path: Path) -> object:
     (tmp_path / "config.py").write_text(CONFIG)
     (tmp_path / "launch.py").write_text(LAUNCH)
+    (tmp_path / "options.c").write_text(OPTIONS)
     return made.Checkout(tmp_path)
 
 
@@ -91,12 +125,29 @@ def sources(made: ModuleType, tmp_path: Path) -> object:
         ("arguments launch.py:fsdp_", {"fsdp_offload": "bool", "fsdp_size": "int"}),
         ("arguments launch.py:@group", {"fsdp_size": "int", "other": "bool"}),
         ("texts launch.py:fsdp_", {"fsdp-offload": "text", "fsdp-size": "text"}),
+        ("slurm options.c:srun", {"nodes": "text", "wait": "text", "exclusive": "text"}),
+        ("slurm options.c:sbatch", {"nodes": "text", "wait": "text"}),
     ],
 )
 def test_keys_are_read_from_the_source(
     made: ModuleType, sources: object, read: str, keys: dict[str, str]
 ) -> None:
     assert made.keys_of({"read": [read]}, sources) == keys
+
+
+@pytest.mark.parametrize(
+    ("command", "switches"), [("sbatch", ["wait", "quick"]), ("srun", ["exclusive", "quick"])]
+)
+def test_slurms_switches_letters_and_plugins_are_those_of_a_command(
+    made: ModuleType, sources: object, command: str, switches: list[str]
+) -> None:
+    place = f"options.c:{command}"
+    recipe = {"name": command, "read": [f"slurm {place}"], "switches": place, "letters": place}
+    plugins = {"options": ["image"], "switches": ["quick"]}
+    part = made._part_of({**recipe, "short": {"n": "nodes"}}, sources, plugins)
+    assert part["switches"] == switches
+    assert part["short"] == {"N": "nodes", "W": "wait", "n": "nodes"}
+    assert part["keys"].keys() >= {"nodes", "wait", "image", "quick"}
 
 
 def test_keys_of_other_tables_are_left_out(made: ModuleType, sources: object) -> None:
