@@ -15,7 +15,7 @@ from parastrat.parse.key_names import full_name
 from parastrat.parse.launchers import LAUNCHERS, REMOTE, Start, is_run, start_at
 from parastrat.parse.shell_lines import is_comment, logical_lines, words_of
 from parastrat.parse.shell_values import OPENING, ShellValues, shell_values
-from parastrat.parse.slurm_options import directive_words, is_unread, slurm_options
+from parastrat.parse.slurm_options import directive_entries, directive_words, is_unread, slurm_entries
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,8 +33,6 @@ _SHELLS = frozenset({"bash", "sh", "zsh"})
 #: of srun: how many nodes and tasks it starts, and what chooses nodes
 _SRUN_COUNTS = ("nodes", "ntasks", "ntasks-per-node")
 _SRUN_CHOICES = ("nodelist", "relative")
-#: words of a directive behind which those of another part of a heterogeneous job stand
-_PARTS = frozenset({"hetjob", "packjob"})
 #: text for another shell that this one leaves as it is; between other quotes it puts in what it knows
 _IN_QUOTES = re.compile(r"\s-[a-z]*c\s+'|\\\$")
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -78,7 +76,7 @@ def script_tables(
     """Return what a script states of each of its launches, and where; of the job alone if it has none.
 
     The tables are ``sbatch`` (directives by their long names), ``srun`` (options of the one that starts the
-    launch), ``stray`` (words of directives that are no options), ``unread`` (remarks that were meant to be
+    launch), ``equal`` and ``stray`` (``slurm_entries``), ``unread`` (remarks that were meant to be
     directives, by their lines), ``env`` (exported variables), one of ``torchrun``, ``accelerate`` and
     ``deepspeed`` (its options; torchrun's with hyphens), ``started``
     (``by``: ``srun``, ``other`` for what else reaches machines, or ``script``; ``nodes``, ``ntasks``
@@ -106,7 +104,8 @@ def script_tables(
             # Slurm reads none behind the first command
             found.note("late", str(number), line.strip(), number)
         elif directive:
-            _read_directive(directive, number, found)
+            for section, name, value in directive_entries(directive, found.known["sbatch"]):
+                found.note(section, name, value, number)
         elif is_unread(line):
             found.note("unread", str(number), line.strip(), number)
         if not line.strip() or is_comment(line):
@@ -139,22 +138,6 @@ def script_tables(
 def starts_training(text: str, known: Mapping[str, Any]) -> bool:
     """Return whether a script has a launch."""
     return not script_tables(text, known)[0][0].keys().isdisjoint(LAUNCHERS)
-
-
-def _read_directive(words: list[str], number: int, found: _Found) -> None:
-    entry = found.known["sbatch"]
-    if words[0].lower() in _PARTS:
-        return
-    for name, value in slurm_options([_as_meant(word, entry, number, found) for word in words], entry):
-        found.note(*(("sbatch", name, value) if name else ("stray", value, "")), number)
-
-
-def _as_meant(word: str, entry: Mapping[str, Any], number: int, found: _Found) -> str:
-    """Return an option as it was meant; where it begins with another dash that is noted."""
-    meant, dash = as_meant(word, entry)
-    if dash is not None:
-        found.note("dashes", word, dash, number)
-    return meant
 
 
 def _variables(words: list[str]) -> Iterator[tuple[str, str]]:
@@ -233,14 +216,15 @@ def _read_launch(before: list[str], start: Start, words: list[str], number: int,
         launch.note("started", "gpus", gpus, number)
     for name, value in _variables(before):
         launch.note("env", name, value, number)
-    words_of_srun = before[before.index("srun") + 1 :] if by == "srun" else ()
-    for name, value in slurm_options(words_of_srun, found.known["srun"]):
-        if name:
-            launch.note("srun", name, value, number)
+    of_srun = before[before.index("srun") + 1 :] if by == "srun" else ()
+    for section, name, value in slurm_entries("srun", of_srun, found.known["srun"]):
+        # a word that is no option is what srun runs
+        if section != "stray":
+            launch.note(section, name, value, number)
         if name in _SRUN_COUNTS:
             launch.note("started", name, value, number)
-        if name in _SRUN_CHOICES or (not name and value.startswith("$")):
-            launch.note("started", "tasks", "chosen" if name else "unknown", number)
+        if name in _SRUN_CHOICES or (section == "stray" and name.startswith("$")):
+            launch.note("started", "tasks", "unknown" if section == "stray" else "chosen", number)
     if found.in_shell:
         launch.note("started", "shell", "own", number)
     if start.module:
@@ -264,7 +248,10 @@ def _read_options(words: list[str], start: Start, number: int, launch: _Found) -
     for word in rest:
         if word.startswith(("$", "`")):
             launch.note("started", "options", "unknown", number)
-        word = _as_meant(word, entry, number, launch)  # noqa: PLW2901 - as it was meant
+        meant, dash = as_meant(word, entry)
+        if dash is not None:
+            launch.note("dashes", word, dash, number)
+        word = meant  # noqa: PLW2901 - as it was meant
         if not word.startswith("-") or word == "--":
             _read_program(word if word != "--" else next(rest, ""), [*rest], number, launch)
             return

@@ -7,6 +7,7 @@ import shlex
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from parastrat.parse.dashes import as_meant
 from parastrat.parse.key_names import full_name
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ _DIRECTIVE = re.compile(r"#SBATCH(?=[\s-])(.*)")
 #: a line that looks like one, to those who read it
 _ALIKE = re.compile(r"\s*#([A-Za-z]{5,7})\s+-")
 _WORD = "SBATCH"
+#: words of a directive behind which those of another part of a heterogeneous job stand
+_PARTS = frozenset({"hetjob", "packjob"})
 #: what is filled in before Slurm sees it, which may have blanks
 _TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}")
 
@@ -45,25 +48,43 @@ def is_unread(line: str) -> bool:
     return bool(get_close_matches(found[1].upper(), [_WORD], cutoff=0.8))
 
 
-def slurm_options(words: Sequence[str], entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield options with their values, and without a name the first word that is neither.
+def directive_entries(words: Sequence[str], entry: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield what a directive says, as ``slurm_entries``; nothing of what begins another part of a job."""
+    if words and words[0].lower() not in _PARTS:
+        yield from slurm_entries("sbatch", words, entry)
+
+
+def slurm_entries(
+    command: str, words: Sequence[str], entry: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
+    """Yield what words say to Slurm: a table, a name in it, and its value.
+
+    The tables are ``command`` (options by their long names), ``dashes`` (options that begin with something
+    else than two hyphens, and with what), ``equal`` (letters with an equals sign before their value, which
+    to Slurm is a part of it) and ``stray``, the first word that is neither an option nor a value.
 
     Args:
+        command: sbatch or srun.
         words: the options, and what stands behind them.
         entry: what is known of the command's options. The word behind one counts as its value, but for
             those that take none, or one with an equals sign alone.
     """
     is_value = False
     for place, word in enumerate(words):
-        if not word.startswith("-"):
+        meant, dash = as_meant(word, entry)
+        if dash is not None:
+            yield "dashes", word, dash
+        elif not word.startswith("-"):
             if not is_value:
-                yield "", word
+                yield "stray", word, ""
                 return
             is_value = False
             continue
-        letter = None if word.startswith("--") else _LETTER.fullmatch(word)
-        name, _, value = (letter[1], "", letter[2].lstrip("=")) if letter else word.partition("=")
+        letter = None if meant.startswith("--") else _LETTER.fullmatch(meant)
+        name, _, value = (letter[1], "", letter[2].lstrip("=")) if letter else meant.partition("=")
+        if letter and letter[2].startswith("="):
+            yield "equal", word, ""
         name = full_name(name.lstrip("-"), entry, {})
         is_value = not value and name not in entry["switches"]
         behind = words[place + 1] if is_value and place + 1 < len(words) else "-"
-        yield name, value or ("" if behind.startswith("-") else behind)
+        yield command, name, value or ("" if behind.startswith("-") else behind)

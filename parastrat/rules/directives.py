@@ -49,6 +49,22 @@ def directives_are_options(file: ConfigFile) -> Iterator[Hit]:
             )
 
 
+@file_rule("PS552", Severity.ERROR, _FORMAT, source=_READER)
+def letters_have_no_equals_sign(file: ConfigFile) -> Iterator[Hit]:
+    """The value of an option of one letter stands right behind it, or apart.
+
+    An equals sign between them is read as a part of the value: -N=2 asks for "=2" nodes, and -p=gpu for a
+    partition of that name.
+    """
+    for word in file.get("equal") or {}:
+        letter, _, value = word.partition("=")
+        yield Hit(
+            message=f"{word}: Slurm reads the value ={value}",
+            fix=f"write {letter} {value}",
+            key=f"equal.{word}",
+        )
+
+
 @file_rule("PS550", Severity.WARNING, _FORMAT, source=_READER)
 def directives_begin_their_lines(file: ConfigFile) -> Iterator[Hit]:
     """A directive begins with #SBATCH, the very first characters of its line.

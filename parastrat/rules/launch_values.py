@@ -46,7 +46,8 @@ _WORDS = (
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven",
     "twelve", "thirteen", "fourteen", "fifteen", "sixteen",
 )  # fmt: skip
-_NUMERALS = {word: str(number) for number, word in enumerate(_WORDS)}
+#: numbers as words
+NUMERALS = {word: str(number) for number, word in enumerate(_WORDS)}
 _RENDEZVOUS = ("c10d", "etcd", "etcd-v2", "static")
 #: of process groups, which the script chooses
 _GROUPS = ("gloo", "mpi", "nccl", "ucc", "xccl")
@@ -90,7 +91,7 @@ def _meant_processes(text: str) -> str | None:
 
 
 def _meant_number(text: str) -> str | None:
-    return _NUMERALS.get(text.lower())
+    return NUMERALS.get(text.lower())
 
 
 def _is_rendezvous(text: str) -> bool:

@@ -37,6 +37,17 @@ DIRECTIVES = (
     _bad("letters of the mark", "#SBATCH --nodes", "#SBTACH --nodes", "PS550"),
     _bad("small letters", "#SBATCH --nodes", "#sbatch --nodes", "PS550"),
     _bad("indented", "#SBATCH --nodes", "  #SBATCH --nodes", "PS550"),
+    _bad("a letter with an equals sign", "--nodes=1", "-N=1", "PS552"),
+    _bad("of srun, a letter with an equals sign", "--ntasks=1", "-n=1", "PS552"),
+    _bad("nodes as a word", "--nodes=1", "--nodes=one", "PS551"),
+    _bad("no tasks", "--nodes=1", "--nodes=1 --ntasks-per-node=0", "PS551"),
+    _bad("half a core", "--nodes=1", "--nodes=1 -c 0.5", "PS551"),
+    _bad("hours with a letter", "--nodes=1", "--nodes=1 --time=24h", "PS551"),
+    _bad("time with days and colons", "--nodes=1", "--nodes=1 -t 1:00:00:00", "PS551"),
+    _bad("gibibytes", "--nodes=1", "--nodes=1 --mem=200GiB", "PS551"),
+    _bad("part of a gigabyte", "--nodes=1", "--nodes=1 --mem-per-cpu=1.5G", "PS551"),
+    _bad("all memory", "--nodes=1", "--nodes=1 --mem=all", "PS551"),
+    _bad("of srun, tasks as a word", "--ntasks=1", "--ntasks one", "PS551"),
     _bad("of srun, misspelt", "--ntasks=1", "--ntask=1 --cpu-binds=none", "PS601"),
     _bad("of srun, of sbatch alone", "--ntasks=1", "--array=0-3", "PS609"),
     _bad("of srun, one of many", "--ntasks=1", "-N1 -n 1 -u --exclusve -l", "PS601"),
@@ -50,6 +61,9 @@ GOOD_DIRECTIVES = (
     ),
     JOB.replace("#SBATCH --exclusive", "#SBATCH\n#SBATCH--exclusive#all of it\n##SBATCH --nodse=3"),
     JOB.replace("--exclusive", "--exclusive=user --requeue --oom-kill-step --tasks-per-node=1"),
+    JOB.replace("--nodes=1", "--nodes=1-1 --time-min=30 -t 2-12 --mem=0 --mincpus 64"),
+    JOB.replace("--nodes=1", "-N1 --time=1-00:00:00 --mem-per-cpu=4GB --threads-per-core=1"),
+    JOB.replace("--nodes=1", "-N 1 --time=UNLIMITED --mem=1T --ntasks-per-node={{ tasks }}"),
     # plugins
     JOB.replace(
         "--job-name=train", "--image=docker:x --container-image=a --no-container-mount-home --uenv=p"

@@ -66,3 +66,28 @@ def test_one_hyphen_and_powers_of_ten_get_what_is_to_be_written(tmp_path: Path) 
             "write 100000000: it reads whole numbers alone",
         ),
     ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fix"),
+    [
+        ("--nodes=2", "--nodes=two", "did you mean 2?"),
+        ("--cpus-per-task=64", "--cpus-per-task=64cores", "did you mean 64?"),
+        ("--nodes=2", "--nodes=2 --time=36h", "did you mean 36:00:00?"),
+        ("--nodes=2", "--nodes=2 --time=2days", "did you mean 2-0?"),
+        ("--nodes=2", "--nodes=2 --time=90min", "did you mean 90?"),
+        ("--nodes=2", "--nodes=2 --time=soon", "write minutes, hours:minutes:seconds, or days-hours"),
+        ("--nodes=2", "--nodes=2 --mem=64GiB", "did you mean 64G?"),
+        ("--nodes=2", "--nodes=2 --mem=512mb_", "write whole megabytes, or so many K, M, G or T"),
+        ("--nodes=2", "-N=2", "write -N 2"),
+        ("--nodes=2", "--nodes=2 --exlusive", "did you mean --exclusive?"),
+        ("--nodes=2", "--nodes=2 --workdir=/x", "write --chdir"),
+        (
+            "--nodes=2",
+            "--nodes=2 --gpu-cmode=x",
+            "remove it, unless a plugin of the cluster's Slurm adds it",
+        ),
+    ],
+)
+def test_options_of_slurm_get_what_was_meant(tmp_path: Path, old: str, new: str, fix: str) -> None:
+    assert fix in [mend for _, _, mend in found_in(tmp_path, SCRIPT.replace(old, new))]
