@@ -45,8 +45,8 @@ def able_space(facts: Facts, fixed: Constraints) -> Searched | None:
 
 
 def able_meshes(facts: Facts, fixed: Constraints) -> Columns:
-    """Return a job's meshes that may fit by their floors, of those whose data ranks divide its batch."""
-    return _able(facts, meshes_of(facts, fixed, dividing=True))
+    """Return a job's meshes that may fit by their floors, of those that some rules leave."""
+    return _able(facts, meshes_of(facts, fixed, alone=True))
 
 
 def able_part(space: Searched) -> Searched:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,7 @@ from parastrat.columns import Columns
 from parastrat.distinct import places_of
 from parastrat.memory.alike import code_of_meshes
 from parastrat.memory.several import keep_freed
+from parastrat.rules import rejection_masks
 from parastrat.rules.divisors import divisors
 from parastrat.search.rows import rungs_of, settled_columns, shape_columns, strategies_of
 from parastrat.tables import facts_columns
@@ -34,24 +36,45 @@ class _Choices(NamedTuple):
     dp_replicate: int | None
     #: a degree of ep that was asked for stays where it does not divide the ranks
     asks_ep: bool
-    #: which data ranks divide; None: whether they do is asked later
-    batch: int | None
+    #: what data ranks divide, a divisor of the devices; all of them: whether they do is asked later
+    batch: int
 
 
 #: meshes that were made
 _made: dict[_Choices, dict[str, Any]] = {}
 
 
-def meshes_of(facts: Facts, fixed: Constraints, *, dividing: bool = False) -> Columns:
+def meshes_of(facts: Facts, fixed: Constraints, *, alone: bool = False) -> Columns:
     """Return the meshes that the constraints allow, one row each, of whatever strategy.
 
-    All of them, or where these were not made before those alone whose data ranks are ``dividing`` the
-    batch: rules (PS401, PS402) reject the others, which are most on many devices.
+    They are asked for with those that rules reject, or ``alone``. Of the latter those may be left out then
+    whose data ranks do not divide the batch (PS401, PS402), which are most on many devices, and those of
+    degrees that rules reject whatever the others are.
     """
-    settled, choices = settled_columns(facts, fixed), _choices(facts, fixed)
-    if dividing and choices not in _made:
-        choices = choices._replace(batch=facts.workload.global_batch_size)
-    return Columns({**facts_columns(facts), **settled, **_told_apart(choices)})
+    known, choices = {**facts_columns(facts), **settled_columns(facts, fixed)}, _choices(facts, fixed)
+    if alone:
+        choices = _obeying(choices, Columns(known))
+        if choices not in _made:
+            # data ranks divide the devices: of a batch what it has in common with these counts
+            choices = choices._replace(batch=gcd(facts.workload.global_batch_size, choices.devices))
+    return Columns({**known, **_told_apart(choices)})
+
+
+def _obeying(choices: _Choices, known: Columns) -> _Choices:
+    """Return the degrees without those that rules reject which read no other."""
+    cp, tp = (np.array(degrees, dtype=np.int64) for degrees in (choices.cp, choices.tp))
+    divides = {"sequence_parallel": tp > 1, "loss_parallel": tp > 1}
+    return choices._replace(
+        cp=_left(cp, known.joined({"cp": cp})), tp=_left(tp, known.joined({"tp": tp, **divides}))
+    )
+
+
+def _left(degrees: Any, columns: Columns) -> tuple[int, ...]:
+    """Return the degrees that no rule rejects by their columns, a row each."""
+    alive = np.ones(len(degrees), dtype=bool)
+    for _, mask in rejection_masks(columns):
+        alive &= np.logical_not(mask)
+    return tuple(degrees[alive].tolist())
 
 
 def _told_apart(choices: _Choices) -> dict[str, Any]:
@@ -108,7 +131,7 @@ def _every(choices: _Choices) -> tuple[dict[str, Any], dict[str, Any]]:
         rows, place = np.nonzero(left[:, None] % degrees[axis] == 0)
         places = {other: own.take(rows) for other, own in places.items()} | {axis: place}
         left = left.take(rows) // degrees[axis].take(place)
-        if axis == "tp" and choices.batch is not None:
+        if axis == "tp" and choices.batch < choices.devices:
             # what is left are data ranks
             dividing = np.flatnonzero(choices.batch % left == 0)
             places, left = {other: own.take(dividing) for other, own in places.items()}, left.take(dividing)
@@ -150,5 +173,5 @@ def _choices(facts: Facts, fixed: Constraints) -> _Choices:
         ep=experts if fixed.ep is None else (fixed.ep,),
         dp_replicate=fixed.dp_replicate,
         asks_ep=fixed.ep is not None,
-        batch=None,
+        batch=facts.hardware.world_size,
     )

@@ -31,12 +31,6 @@ _FIRST_OF_EACH = 12
 #: of more rows those that need least are visited first
 _SEVERAL = 300
 
-#: more rows that may be the nearest are looked at once a few of them told more
-_MANY = 1500
-
-#: of so many the nearest are looked at first, as what they need rules most others out
-_AT_ONCE = 4000
-
 #: rows that are judged without floors, or by quick ones
 _HANDFUL = 100
 
@@ -76,35 +70,21 @@ def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
         if space.allowed.counts[chosen].sum() <= _SEVERAL:
             every_row(chosen)
         else:
-            # mostly one of these is next to the nearest, and few other rows have a floor below
+            # mostly one of these is next to the nearest, and few other rows have a floor below; each time
+            # some of them are judged, as meshes that these rule out are not looked at
             rows = space.least_rows(chosen)
-            plans.first(rows, least)
+            plans.few(rows, least)
             found.raise_to(rows)
             waiting[chosen] = True
         return np.full(len(some), np.inf)
 
     needs = found.needs(left)
     visit(needs, rungs[left], of_meshes, _itself, least=least, first=_FIRST)
-    for chosen in _in_parts(found, np.flatnonzero(waiting)):
-        near = chosen[found.needs(chosen) <= least[rungs[chosen]]]
-        if len(near):
-            every_row(near)
+    chosen = np.flatnonzero(waiting)
+    near = chosen[found.needs(chosen) <= least[rungs[chosen]]]
+    if len(near):
+        every_row(near)
     return plans.by_rung
-
-
-def _in_parts(found: Visited, meshes: Any) -> Sequence[Any]:
-    """Return the meshes whose rows are looked at first, and the others, which these may rule out.
-
-    First are those of each rung that have the least floors, as many as have ``_MANY`` rows.
-    """
-    if found.space.allowed.counts[meshes].sum() <= _AT_ONCE:
-        return (meshes,)
-    meshes = meshes[np.argsort(found.needs(meshes), kind="stable")]
-    place = place_in_group(found.space.allowed.meshes.rung[meshes])
-    meshes = meshes[np.argsort(place, kind="stable")]
-    rows = np.cumsum(found.space.allowed.counts[meshes])
-    end = int(np.searchsorted(rows, _MANY))
-    return meshes[:end], meshes[end:]
 
 
 def _plans(rows: Bounded, chosen: Any) -> Columns:
@@ -143,21 +123,18 @@ class _Nearest:
     #: its bytes (``_needs``), and its place, by which equal ones are told apart
     needs: dict[int, tuple[float, int]] = field(default_factory=dict)
 
-    def first(self, rows: Bounded, least: Any) -> Any:
-        """Keep the nearest of a few plans of each rung of which nothing is known; return which they are.
+    def few(self, rows: Bounded, least: Any, wanted: Any = None) -> Any:
+        """Keep the nearest of a few plans of each rung; return which they are.
 
         They tell which of the others are worth to be looked at.
 
         Args:
             rows: with quick floors.
             least: what the nearest plan of every rung needs, which is kept.
+            wanted: the rungs that are meant; all of them where it is not given.
         """
-        return self._few(rows, np.isinf(least), least)
-
-    def _few(self, rows: Bounded, wanted: Any, least: Any) -> Any:
-        """Keep the nearest of a few plans of each rung that is wanted; return which they are."""
         floors, groups = rows.memory.ravel(), np.tile(rows.columns.rung, len(rows.memory))
-        few = np.flatnonzero(wanted[groups])
+        few = np.arange(len(groups)) if wanted is None else np.flatnonzero(wanted[groups])
         few = few[np.argsort(floors[few], kind="stable")]
         few = few[place_in_group(groups[few]) < _FIRST_OF_EACH]
         if len(few):
@@ -165,14 +142,11 @@ class _Nearest:
         return few
 
     def visited(self, rows: Bounded, least: Any) -> None:
-        """Keep the nearest plans of some rows; ``rows`` and ``least`` as of ``first``."""
+        """Keep the nearest plans of some rows; ``rows`` and ``least`` as of ``few``."""
         left = rows.memory.copy()
         if len(rows.columns.mesh) > _SEVERAL:
-            left.flat[self.first(rows, least)] = np.inf
+            left.flat[self.few(rows, least, np.isinf(least))] = np.inf
         rows, left = _near(rows, left, least)
-        if len(rows.columns.mesh) > _MANY:
-            left.flat[self._few(rows, np.ones_like(least, dtype=bool), least)] = np.inf
-            rows, left = _near(rows, left, least)
         if len(rows.columns.mesh) > _HANDFUL:
             left = np.maximum(left, rows.space.with_floors(rows.columns).memory)
         groups = np.tile(rows.columns.rung, len(left))

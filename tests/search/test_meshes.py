@@ -15,6 +15,7 @@ from parastrat.distinct import NUMBERED
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.ranks import block_kinds
 from parastrat.ranks.heaviest import heavy_ranks
+from parastrat.rules import rejection_masks
 from parastrat.search.meshes import meshes_of
 from parastrat.search.rows import AXES, Constraints
 from parastrat.sources import load_source
@@ -27,7 +28,11 @@ SPACES = [
     ("llama-3.1-8b", "dgx-h100:2", Constraints(tp=4)),
     ("llama-3.1-8b", "dgx-h100:1", Constraints(plain_loop=True)),
 ]
-
+#: whose degrees of tp or cp rules reject, whatever the other degrees are
+DIVIDED = [
+    ("mixtral-8x7b", "summit:8", Constraints()),
+    ("nemotron-3-nano", "dgx-h100:8", Constraints()),
+]
 
 NUMBERS = ("width", "layout", "sharding")
 
@@ -106,16 +111,30 @@ def test_stages_of_one_device_leave_no_mesh() -> None:
     assert {getattr(meshes, name).dtype for name in (*AXES, *NUMBERS)} == {np.dtype(np.int64)}
 
 
-@pytest.mark.parametrize(("model", "on", "fixed"), SPACES)
-def test_meshes_whose_data_ranks_divide_the_batch_are_those_of_all(
+@pytest.mark.parametrize(("model", "on", "fixed"), [*SPACES, *DIVIDED])
+def test_meshes_that_are_asked_for_alone_are_those_that_rules_leave_and_others(
     model: str, on: str, fixed: Constraints, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("parastrat.search.meshes._made", {})
     job = facts(model, on)
-    few, every = meshes_of(job, fixed, dividing=True), meshes_of(job, fixed)
-    own = every.at(np.flatnonzero(job.workload.global_batch_size % every.dp == 0))
+    few, every = meshes_of(job, fixed, alone=True), meshes_of(job, fixed)
+    rows = list(zip(*(getattr(every, axis).tolist() for axis in AXES), strict=True))
+    kept = set(zip(*(getattr(few, axis).tolist() for axis in AXES), strict=True))
+    own = every.at(np.flatnonzero([row in kept for row in rows]))
     assert 0 < len(few.pp) <= len(every.pp)
     for name in (*AXES, "dp", "world_size", "shard", "rung", "strategy"):
         assert getattr(few, name).tolist() == getattr(own, name).tolist()
+    # each of the others is rejected
+    rejected = job.workload.global_batch_size % every.dp != 0
+    for _, mask in rejection_masks(every):
+        rejected = rejected | mask
+    assert all(rejected[[row not in kept for row in rows]])
     # what was made before is taken as it is
-    assert meshes_of(job, fixed, dividing=True).pp is every.pp
+    again = meshes_of(job, fixed, alone=True).pp
+    assert again is few.pp or again is every.pp
+
+
+@pytest.mark.parametrize(("model", "on", "fixed"), DIVIDED)
+def test_degrees_that_rules_reject_alone_are_left_out(model: str, on: str, fixed: Constraints) -> None:
+    meshes = meshes_of(facts(model, on), fixed, alone=True)
+    assert 2 * len(meshes.pp) < len(meshes_of(facts(model, on), fixed).pp)

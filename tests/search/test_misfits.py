@@ -14,7 +14,7 @@ from parastrat.rules.memory import does_not_fit
 from parastrat.search import Constraints
 from parastrat.search.bounded import Searched
 from parastrat.search.judged import with_memory
-from parastrat.search.misfits import nearest_of
+from parastrat.search.misfits import _Nearest, nearest_of
 from parastrat.search.obeying import attributed
 from parastrat.search.space import every_plan
 from parastrat.search.survey import survey
@@ -44,17 +44,8 @@ def nearest_of_all(job: Facts) -> dict[int, Plan]:
     return nearest_of(attributed(plans, dict(rejection_masks(plans)))[1])
 
 
-@pytest.mark.parametrize(
-    ("many", "at_once"),
-    [(0, 4000), (1500, 4000), (100, 0)],
-    ids=["a few again", "all at once", "in two parts"],
-)
 @pytest.mark.parametrize("job", JOBS, ids=[f"{model} on {on}" for model, on, *_ in JOBS])
-def test_the_nearest_of_each_rung_is_that_of_all_plans(
-    job: Any, many: int, at_once: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("parastrat.search.misfits._MANY", many)
-    monkeypatch.setattr("parastrat.search.misfits._AT_ONCE", at_once)
+def test_the_nearest_of_each_rung_is_that_of_all_plans(job: Any) -> None:
     given = facts(*job)
     found = survey(given, Constraints())
     assert not found.space.few
@@ -62,36 +53,22 @@ def test_the_nearest_of_each_rung_is_that_of_all_plans(
     assert found.nearest == nearest_of_all(given)
 
 
-def test_of_many_rows_a_few_tell_which_may_be_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
-    given, floored = facts("deepseek-v3", "summit:128", 15360, 4096), list[int]()
-    monkeypatch.setattr("parastrat.search.misfits._AT_ONCE", 10**9)
-    with_floors = Searched.with_floors
-
-    def noted(space: Searched, rows: Columns) -> Bounded:
-        floored.append(len(rows.mesh))
-        return with_floors(space, rows)
-
-    monkeypatch.setattr(Searched, "with_floors", noted)
-    nearest = survey(given, Constraints()).nearest
-    monkeypatch.setattr("parastrat.search.misfits._MANY", 10**9)
-    assert survey(given, Constraints()).nearest == nearest
-    few, all_of_them = floored
-    assert few < all_of_them / 3
-
-
 def test_of_most_meshes_rows_are_not_looked_at_once_those_of_a_few_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     given, looked_at = facts("deepseek-v3", "summit:128", 15360, 4096), list[int]()
-    with_quick_floors = Searched.with_quick_floors
+    with_quick_floors, few = Searched.with_quick_floors, _Nearest.few
 
     def noted(space: Searched, rows: Columns, least: Any = 0.0) -> Bounded:
         looked_at.append(len(rows.mesh))
         return with_quick_floors(space, rows, least)
 
+    def once(plans: _Nearest, rows: Bounded, least: Any, wanted: Any = None) -> Any:
+        return few(plans, rows, least, np.isinf(least) if wanted is None else wanted)
+
     monkeypatch.setattr(Searched, "with_quick_floors", noted)
-    nearest, in_parts = survey(given, Constraints()).nearest, sum(looked_at)
+    nearest, each_time = survey(given, Constraints()).nearest, sum(looked_at)
     looked_at.clear()
-    monkeypatch.setattr("parastrat.search.misfits._AT_ONCE", 10**9)
+    monkeypatch.setattr(_Nearest, "few", once)
     assert survey(given, Constraints()).nearest == nearest
-    assert in_parts < sum(looked_at) / 2
+    assert each_time < 0.8 * sum(looked_at)
