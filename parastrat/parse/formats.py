@@ -145,7 +145,11 @@ def _of_missing(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Problem]
     for key in (place for pattern in known.get("required", ()) for place in file.places(pattern)):
         around, _, name = key.rpartition(".")
         table = file.get(around) if around else file.table
-        if isinstance(table, dict) and name not in table and did_you_mean_any(name, table) is None:
+        if not isinstance(table, dict) or table.get(name) is not None:
+            continue
+        if name in table:
+            yield Problem(key=key, text="is empty", hint=f"write what belongs to {name}", code="PS603")
+        elif did_you_mean_any(name, table) is None:
             yield Problem(key=key, text="is missing", hint=f"add {name}", code="PS603")
 
 

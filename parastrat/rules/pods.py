@@ -1,10 +1,11 @@
-"""PS527 to PS531, and PS534: the pods of Kubeflow's jobs, in which torchrun's agents run."""
+"""PS527 to PS531, PS534, and PS561: the pods of Kubeflow's jobs, in which torchrun's agents run."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
-from parastrat.config_file import whole_number
+from parastrat.config_file import FILLED_IN, whole_number
 from parastrat.finding import Hit, Severity
 from parastrat.rules.jobs import JOBS, pods_of
 from parastrat.rules.pod_facts import entries
@@ -22,6 +23,27 @@ _VARIABLES = (
 )
 _GPUS = "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/"
 _RUN = "https://github.com/pytorch/pytorch/blob/v2.13.0/torch/distributed/run.py"
+_NAMES = "https://kubernetes.io/docs/concepts/overview/working-with-objects/names/#rfc-1035-label-names"
+_NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
+
+
+@file_rule("PS561", Severity.ERROR, *JOBS, source=_NAMES)
+def jobs_have_names_of_hosts(file: ConfigFile) -> Iterator[Hit]:
+    """A job's name is one that hosts can have: small letters, digits and hyphens, a letter first.
+
+    Its pods find each other by names that are made of it. Kubernetes, or the operator's webhook, refuses
+    another, and one of more than 63 characters.
+    """
+    name = file.get("metadata.name")
+    if isinstance(name, str) and not FILLED_IN.search(name) and _NAME.fullmatch(name) is None:
+        meant = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].rstrip("-")
+        yield Hit(
+            message=f'no job can be called "{name}"',
+            fix=f"write name: {meant}"
+            if _NAME.fullmatch(meant)
+            else "write small letters, digits and hyphens, at most 63, a letter first",
+            key="metadata.name",
+        )
 
 
 @file_rule("PS527", Severity.ERROR, *JOBS, source=_TRAINER, covers=("PIT511",))

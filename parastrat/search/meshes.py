@@ -47,9 +47,9 @@ _made: dict[_Choices, dict[str, Any]] = {}
 def meshes_of(facts: Facts, fixed: Constraints, *, alone: bool = False) -> Columns:
     """Return the meshes that the constraints allow, one row each, of whatever strategy.
 
-    They are asked for with those that rules reject, or ``alone``. Of the latter those may be left out then
-    whose data ranks do not divide the batch (PS401, PS402), which are most on many devices, and those of
-    degrees that rules reject whatever the others are.
+    All of them; or where those that rules allow are asked for ``alone``, without some that rules reject:
+    those whose data ranks do not divide the batch (PS401, PS402), which are most on many devices, and those
+    of a degree that rules reject whatever the others are.
     """
     known, choices = {**facts_columns(facts), **settled_columns(facts, fixed)}, _choices(facts, fixed)
     if alone:
