@@ -6,7 +6,7 @@ import unicodedata
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from parastrat.config_file import FILLED_IN, ConfigFormat, whole_number
+from parastrat.config_file import FILLED_IN, OPEN, ConfigFormat, whole_number
 from parastrat.parse.form import did_you_mean, written
 from parastrat.parse.problems import Problem
 
@@ -42,7 +42,11 @@ _AS_TEXT = {"switch", _DIGITS, _AUTO}
 #: what YAML makes of a choice that is called no
 _NO = "no"
 #: formats by other names than their own
-_CALLED = {ConfigFormat.TRAINJOB: "a TrainJob", ConfigFormat.PYTORCHJOB: "a PyTorchJob"}
+_CALLED = {
+    ConfigFormat.TRAINJOB: "a TrainJob",
+    ConfigFormat.PYTORCHJOB: "a PyTorchJob",
+    ConfigFormat.TORCHTITAN_PYTHON: "torchtitan's configurations",
+}
 #: how much of a misspelt option is that of what was meant: of plugins' own there are less
 _MISSPELT = 0.8
 #: how keys begin that are remarks, in formats without comments
@@ -170,7 +174,11 @@ def _of_key(file: ConfigFile, entry: Mapping[str, Any], key: str) -> Iterator[Pr
         yield from _of_unknown(file, entry, key, path)
         return
     accepted, value = kinds[key].split(" or "), file.get(path)
-    if value is None or any(_is_of(kind, value, file.format) for kind in accepted if kind != _DIGITS):
+    if (
+        value is None
+        or value is OPEN
+        or any(_is_of(kind, value, file.format) for kind in accepted if kind != _DIGITS)
+    ):
         return
     number = whole_number(value) if _DIGITS in accepted else None
     if number is not None and any(_is_of(kind, number, file.format) for kind in accepted):
@@ -296,6 +304,7 @@ def _of_choice(file: ConfigFile, path: str, choices: list[Any], exact: Sequence[
     is_script = file.format is ConfigFormat.SCRIPT
     if (
         value is None
+        or value is OPEN
         or value == _AUTO
         or (is_script and FILLED_IN.search(str(value)) is not None)
         or isinstance(value, dict | list)
