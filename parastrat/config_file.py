@@ -27,6 +27,10 @@ class ConfigFormat(StrEnum):
     SCRIPT = "script"
 
 
+#: the formats of torchtitan, of one version or another
+TORCHTITANS = (ConfigFormat.TORCHTITAN, ConfigFormat.TORCHTITAN_PYTHON)
+
+
 class Open(Enum):
     """Stands for a value that is written, or handed on, and that nobody can tell without running code."""
 
