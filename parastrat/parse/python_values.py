@@ -41,6 +41,8 @@ class Record:
     place: tuple[int, int] = (1, 1)
     #: fields that are not stated may be anything
     rest_open: bool = False
+    #: functions that are given it change nothing of it
+    settled: bool = False
     #: functions of the same file that made it first
     bases: tuple[str, ...] = ()
 
@@ -50,7 +52,11 @@ class Record:
 
     def open_up(self) -> None:
         """Forget what is known: somebody may have changed it, or put something else in its places."""
-        self.fields = {name: value for name, value in self.fields.items() if isinstance(value, Record)}
+        self.fields = {
+            name: value
+            for name, value in self.fields.items()
+            if isinstance(value, Record) and not value.settled
+        }
         for value in self.fields.values():
             value.open_up()
             value.made_by = ""
@@ -64,6 +70,7 @@ class Record:
             places=dict.fromkeys(self.places, place),
             place=place,
             rest_open=self.rest_open,
+            settled=self.settled,
             bases=(base, *self.bases),
         )
 
@@ -76,7 +83,7 @@ def _copied(value: Any, place: tuple[int, int], base: str) -> Any:
 
 def open_up(value: Any) -> None:
     """Forget what is known of a record, or of the records of a list."""
-    if isinstance(value, Record):
+    if isinstance(value, Record) and not value.settled:
         value.open_up()
     for each in value if isinstance(value, list) else ():
         open_up(each)

@@ -115,7 +115,7 @@ def _made(known: Mapping[str, Any], full: str, arguments: Sequence[Any], keyword
 
 
 def _model(family: str, arguments: Sequence[Any], keywords: Record) -> Record:
-    keywords.made_by = _MODEL
+    keywords.made_by, keywords.settled = _MODEL, True
     keywords.fields["family"] = family
     if arguments:
         keywords.fields["flavor"] = arguments[0]
@@ -132,7 +132,9 @@ def _shipped(family: str, function: str, place: tuple[int, int]) -> Record | Non
         if (baseline.family, baseline.function) == (family, function):
             fields = {"family": family, "flavor": baseline.flavor}
             made = {
-                "model_spec": Record(made_by=_MODEL, fields=fields, rest_open=True, place=place),
+                "model_spec": Record(
+                    made_by=_MODEL, fields=fields, rest_open=True, settled=True, place=place
+                ),
                 "optimizer": Record(made_by=_ADAMW, rest_open=True, place=place),
                 "loss": Record(made_by=_CHUNKED, place=place),
             }
