@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from parastrat.check.known import Given
     from parastrat.finding import Finding
 
+#: a word of earlier versions
+_EARLIER = "PS608"
+
 
 def check_python(path: Path, lines: tuple[str, ...], text: str, given: Given) -> Checked:
     """Check each configuration of a file; what is said of one is not said of those that begin with it.
@@ -40,7 +43,11 @@ def check_python(path: Path, lines: tuple[str, ...], text: str, given: Given) ->
         )
     configs = tuple(python_configs(source, known))
     made = {config.function for config in configs if config.is_made}
-    found = [of_problem(path, problem) for problem in call_problems(source, known, made)]
+    problems = tuple(call_problems(source, known, made))
+    found = [of_problem(path, problem) for problem in problems]
+    if any(problem.code == _EARLIER for problem in problems):
+        # written for another version, whose defaults are others
+        configs = tuple(python_configs(source, known, of_now=False))
     unknown: list[str] = []
     said: dict[str, set[tuple[str, str]]] = {}
     for config in configs:

@@ -44,12 +44,15 @@ class PythonConfig:
     is_made: bool
 
 
-def python_configs(source: Source, known: Mapping[str, Any]) -> Iterator[PythonConfig]:
+def python_configs(
+    source: Source, known: Mapping[str, Any], *, of_now: bool = True
+) -> Iterator[PythonConfig]:
     """Yield the configurations of a file that are of torchtitan's own trainer.
 
     Args:
         source: the file.
         known: the format's profile.
+        of_now: whether what is not stated is what the last version fills in; open otherwise.
     """
     reader = Reader(source, partial(_made, known))
     for name, function in source.functions.items():
@@ -58,7 +61,7 @@ def python_configs(source: Source, known: Mapping[str, Any]) -> Iterator[PythonC
         value = reader.result_of(name)
         is_typed = source.dotted(function.returns) == f"torchtitan.trainer.{TRAINER}"
         if isinstance(value, Record) and (value.made_by == TRAINER or (is_typed and not value.made_by)):
-            file = _file_of(value, source.place(function), known)
+            file = _file_of(value, source.place(function), known, of_now=of_now)
             made = value.made_by == TRAINER
             yield PythonConfig(function=name, file=file, bases=value.bases, is_made=made)
 
@@ -141,7 +144,9 @@ def _shipped(family: str, function: str, place: tuple[int, int]) -> Record | Non
     return Record(made_by=TRAINER, fields=made, rest_open=True, place=place)
 
 
-def _file_of(record: Record, place: tuple[int, int], known: Mapping[str, Any]) -> ConfigFile:
+def _file_of(
+    record: Record, place: tuple[int, int], known: Mapping[str, Any], *, of_now: bool
+) -> ConfigFile:
     """Return a configuration with its sections as tables."""
     keys = {entry["name"]: list(entry["keys"]) for entry in known["tables"]}
     sections = {**{name: keys[made_by] for name, made_by in known["sections"].items()}}
@@ -149,10 +154,10 @@ def _file_of(record: Record, place: tuple[int, int], known: Mapping[str, Any]) -
     table: dict[str, Any] = {}
     positions: dict[str, tuple[int, int]] = {}
     for name, fields in sections.items():
-        value = record.fields.get(name, OPEN if record.rest_open else None)
+        value = record.fields.get(name, OPEN if record.rest_open or not of_now else None)
         if value is None and name not in record.fields:
             value = Record(made_by=known["sections"].get(name, ""))
-        table[name] = _table(value, fields)
+        table[name] = _table(value, fields, of_now=of_now)
         at = record.places.get(name, record.place if name in record.fields else place)
         positions[name] = at
         if isinstance(value, Record):
@@ -161,13 +166,13 @@ def _file_of(record: Record, place: tuple[int, int], known: Mapping[str, Any]) -
     return ConfigFile(format=ConfigFormat.TORCHTITAN_PYTHON, table=table, positions=positions)
 
 
-def _table(value: Any, fields: list[str]) -> dict[str, Any]:
+def _table(value: Any, fields: list[str], *, of_now: bool) -> dict[str, Any]:
     """Return a section as a table with the name of its class."""
     if value is None:
         return {"class": NONE}
     if not isinstance(value, Record):
         return dict.fromkeys(["class", *fields], OPEN)
-    rest = dict.fromkeys(fields, OPEN) if value.rest_open else {}
+    rest = dict.fromkeys(fields, OPEN) if value.rest_open or not of_now else {}
     stated = {name: _plain(each) for name, each in value.fields.items()}
     return {**rest, **stated, "class": value.made_by or OPEN}
 

@@ -107,6 +107,18 @@ def test_what_nobody_can_tell_is_open() -> None:
     assert shipped.get("optimizer.class") == "default_adamw"
 
 
+def test_words_of_earlier_versions_leave_defaults_open(tmp_path: Path) -> None:
+    pipelined = WHOLE.replace(
+        "config.training.steps = 500", "config.parallelism.pipeline_parallel_degree = 2"
+    )
+    assert "PS555" in _alarms(_checked(tmp_path, pipelined))
+    earlier = pipelined.replace("config.training.steps = 500", "config.training.seq_len = 512")
+    earlier = earlier.replace(
+        "    return config\n", "    config.training.local_batch_size = 2\n    return config\n"
+    )
+    assert _alarms(_checked(tmp_path, earlier)) == ["PS608"]
+
+
 def test_functions_of_the_file_are_followed_with_their_arguments() -> None:
     text = WHOLE.replace(
         "def llama3_70b_cp4()",
