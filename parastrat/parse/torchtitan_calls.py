@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from parastrat.config_file import OPEN, ConfigFile, ConfigFormat
@@ -104,7 +105,15 @@ def _form(
         table = {part: table}
     file = ConfigFile(format=ConfigFormat.TORCHTITAN_PYTHON, table=table, positions=positions)
     for problem in form_problems(file, known):
-        yield located(problem, positions)
+        yield located(_in_python(problem), positions)
+
+
+def _in_python(problem: Problem) -> Problem:
+    """Return a problem with the mend as Python has it."""
+    hint = problem.hint.replace("true", "True").replace("false", "False")
+    if hint.startswith("put it in quotes"):
+        hint = "write text in quotes"
+    return replace(problem, text=problem.text.replace("true or false", "True or False"), hint=hint)
 
 
 def _constant(source: Source, node: ast.expr | None, depth: int = 0) -> Any:

@@ -181,7 +181,9 @@ BAD_TORCHTITAN_PYTHON = (
     _bad("five parts on two ranks", STAGES, '["layers.1"], ', '["layers.1"], ["layers.2"], ', "PS557"),
     _bad(
         "a V of one part each",
-        STAGES.replace('"Interleaved1F1B"', '"ZBVZeroBubble"'),
+        STAGES.replace('"Interleaved1F1B"', '"ZBVZeroBubble"')
+        .replace("SelectiveAC.Config()", "None")
+        .replace("CompileConfig(enable=True)", "CompileConfig()"),
         '["layers.0"], ["layers.1"], ',
         "",
         "PS557",
@@ -232,6 +234,17 @@ GOOD_TORCHTITAN_PYTHON = (
         "from dataclasses import replace\n"
         "    config.parallelism = replace(config.parallelism, context_parallel_degree=4)",
     ),
+    # rounds and parts that come out
+    WHOLE.replace("            num_tokens_per_train_step=256 * LENGTH,\n", ""),
+    STAGES.replace("=4 * 8 * 4096", "=-1"),
+    STAGES.replace('["layers.1"], ', '["layers.1"], ["layers.2"], ["layers.3"], '),
+    STAGES.replace('"Interleaved1F1B"', '"ZBVZeroBubble"')
+    .replace("SelectiveAC.Config()", "None")
+    .replace("CompileConfig(enable=True)", "CompileConfig()"),
+    STAGES.replace("pipeline_parallel_degree=2", "pipeline_parallel_degree=int(input())"),
+    # checkpoints
+    WHOLE.replace("interval=500", 'last_save_in_hf=True, initial_load_path="/lustre/x"'),
+    WHOLE.replace("interval=500", 'last_save_model_only=False, initial_load_path="s3://bucket/x"'),
     # arithmetic, and defaults of parameters
     WHOLE.replace("def llama3_70b()", "def llama3_70b(tp: int = 2 ** 3, *, steps=10)").replace(
         _TP, "tensor_parallel_degree=tp"

@@ -107,6 +107,61 @@ def test_what_nobody_can_tell_is_open() -> None:
     assert shipped.get("optimizer.class") == "default_adamw"
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            WHOLE.replace("LENGTH = 8192", "LENGTH = 8201").replace("=256 * LENGTH", "=-1"),
+            "16402 tokens of a micro-batch are no multiple of tp 8 = 8",
+        ),
+        (
+            WHOLE.replace("context_parallel_degree = 4", "context_parallel_degree = 3"),
+            "16384 tokens of a micro-batch are no multiple of tp 8 x 2 x cp 3 = 48",
+        ),
+        (
+            WHOLE.replace("tensor_parallel_degree=8, ", "").replace(
+                "context_parallel_degree = 4", "context_parallel_degree = 3"
+            ),
+            "16384 tokens of a micro-batch are no multiple of 2 x cp 3 = 6",
+        ),
+        (
+            WHOLE.replace("=256 * LENGTH", "=250 * LENGTH"),
+            "2048000 tokens of a step are no multiple of 16384 tokens x 8 data-parallel ranks",
+        ),
+        (
+            WHOLE.replace("=256 * LENGTH", "=255 * LENGTH").replace("shard_degree=8", "shard_degree=1"),
+            "2088960 tokens of a step are no multiple of 16384 tokens",
+        ),
+        (
+            STAGES.replace("=4 * 8 * 4096", "=4 * 4 * 4096"),
+            (
+                "65536 tokens of a step are no multiple of 4096 tokens x 8 micro-batches of the pipeline "
+                "x 4 data-parallel ranks"
+            ),
+        ),
+    ],
+    ids=["tp", "tp and cp", "cp", "ranks", "one rank", "pipeline"],
+)
+def test_the_factors_are_told(tmp_path: Path, text: str, message: str) -> None:
+    assert message in [found.message for found in _checked(tmp_path, text).findings]
+
+
+@pytest.mark.parametrize(
+    ("new", "hint"),
+    [
+        ("debug=DebugConfig(deterministic=1)", "write True or False"),
+        ('debug=DebugConfig(deterministic="true")', "write True without quotes"),
+        ("debug=DebugConfig(save_config_file=3)", "write text in quotes"),
+        ("debug=DebugConfig(sead=3)", "did you mean seed?"),
+        ('debug=DebugConfig(seed="3")', "write 3 without quotes"),
+    ],
+)
+def test_mends_are_pythons(tmp_path: Path, new: str, hint: str) -> None:
+    (found,) = _checked(tmp_path, WHOLE.replace("debug=DebugConfig(seed=7)", new)).findings
+    assert found.fix == hint
+    assert (found.line, found.column) == (32, 27)
+
+
 def test_words_of_earlier_versions_leave_defaults_open(tmp_path: Path) -> None:
     pipelined = WHOLE.replace(
         "config.training.steps = 500", "config.parallelism.pipeline_parallel_degree = 2"
