@@ -46,7 +46,7 @@ class Reader:
     def __init__(self, source: Source, maker: Maker) -> None:
         self._source, self._maker = source, maker
         self._left = _STEPS
-        self._running: list[str] = []
+        self._calls = 0
         self._module = _Frame()
         self._run(source.tree.body, self._module)
 
@@ -254,7 +254,7 @@ class Reader:
         is_odd = function.decorator_list or any(
             isinstance(each, ast.Yield | ast.YieldFrom) for each in ast.walk(function)
         )
-        if is_odd or name in self._running or len(self._running) >= _CALLS or self._left <= 0:
+        if is_odd or self._calls >= _CALLS or self._left <= 0:
             for value in (*arguments, *keywords.values()):
                 open_up(value)
             return Record(rest_open=True)
@@ -262,9 +262,9 @@ class Reader:
         positional = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
         names |= dict(zip(positional, arguments, strict=False)) | dict(keywords)
         frame = _Frame(names=names, sure=sure)
-        self._running.append(name)
+        self._calls += 1
         self._run(function.body, frame)
-        self._running.pop()
+        self._calls -= 1
         return frame.result if self._left > 0 else OPEN
 
     def _parameters(self, given: ast.arguments) -> dict[str, Any]:

@@ -242,6 +242,16 @@ GOOD_TORCHTITAN_PYTHON = (
     .replace("SelectiveAC.Config()", "None")
     .replace("CompileConfig(enable=True)", "CompileConfig()"),
     STAGES.replace("pipeline_parallel_degree=2", "pipeline_parallel_degree=int(input())"),
+    STAGES.replace(
+        "    config.parallelism =",
+        "    parts = [['layers.0'], ['x'], ['y']]\n    parts.append(['z'])\n    config.parallelism =",
+    ).replace('[["tok_embeddings"], ["layers.0"], ["layers.1"], ["norm", "lm_head"]]', "parts"),
+    # a policy, and another's field
+    WHOLE.replace(
+        _STEPS,
+        "config.activation_checkpoint = MemoryBudgetAC.Config()\n"
+        "    config.activation_checkpoint.memory_budget = 0.4",
+    ),
     # checkpoints
     WHOLE.replace("interval=500", 'last_save_in_hf=True, initial_load_path="/lustre/x"'),
     WHOLE.replace("interval=500", 'last_save_model_only=False, initial_load_path="s3://bucket/x"'),

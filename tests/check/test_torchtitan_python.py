@@ -25,6 +25,7 @@ from parastrat.emit import EMITTERS, Target
 from parastrat.errors import ConfigError
 from parastrat.finding import Severity
 from parastrat.parse.python_source import read_source
+from parastrat.parse.torchtitan_plan import python_fields, python_workload
 from parastrat.parse.torchtitan_python import PythonConfig, python_configs
 from parastrat.plan import Backend, Compile, Mesh, Offload, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
@@ -34,6 +35,8 @@ from parastrat.sources import load_source
 from parastrat.workload import Optimizer, Precision, Workload
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from parastrat.case import Case
 
 
@@ -101,10 +104,49 @@ def test_what_nobody_can_tell_is_open() -> None:
     file = _configs(text)["staged"].file
     assert file.get("parallelism.tensor_parallel_degree") is OPEN
     assert file.get("activation_checkpoint.class") is OPEN
+    registry = "torchtitan.models.deepseek_v3.config_registry"
+    changed = STAGES.replace(
+        "    return", f"    from {registry} import enable\n    enable(config)\n    return"
+    )
+    assert _configs(changed)["staged"].file.get("parallelism.tensor_parallel_degree") is OPEN
     shipped = _configs(STAGES.replace("    config.training = ", "    training = "))["staged"].file
     assert shipped.get("training.steps") is OPEN
     assert shipped.get("model_spec.flavor") == "16B"
     assert shipped.get("optimizer.class") == "default_adamw"
+
+
+def _fields(text: str, function: str = "staged") -> Mapping[str, Any]:
+    return python_fields(_configs(text)[function].file)
+
+
+def test_what_a_plan_has_no_word_for_is_open() -> None:
+    fields = _fields(STAGES)
+    assert (fields["virtual_stages"], fields["gradient_accumulation_steps"]) == (2, 8)
+    parts = STAGES.replace(
+        '[["tok_embeddings"], ["layers.0"], ["layers.1"], ["norm", "lm_head"]]', "parts()"
+    )
+    assert _fields(parts)["virtual_stages"] is None
+    assert _fields(parts.replace("Interleaved1F1B", "1F1B"))["virtual_stages"] == 1
+    # rounds that do not fill a pipeline
+    rounds = STAGES.replace("=4 * 8 * 4096", "=4 * 2 * 4096").replace(
+        "num_pp_microbatches=8", "num_pp_microbatches=1"
+    )
+    assert _fields(rounds)["gradient_accumulation_steps"] is None
+    filled = STAGES.replace("=4 * 8 * 4096", "=4 * 16 * 4096")
+    assert _fields(filled)["gradient_accumulation_steps"] == 16
+    assert _fields(STAGES)["sequence_parallel"] is True
+    whole = STAGES.replace(
+        "tensor_parallel_degree=2", "tensor_parallel_degree=2, enable_sequence_parallel=False"
+    )
+    assert _fields(whole)["sequence_parallel"] is False
+
+
+def test_without_its_loss_nothing_is_said_of_a_jobs_memory(tmp_path: Path) -> None:
+    given = Given(hardware=load_hardware("dgx-h100"))
+    small = WHOLE[: WHOLE.index("def llama3_70b_cp4")].replace("shard_degree=8", "shard_degree=1")
+    assert "PS101" not in _checked(tmp_path, small, given).open
+    unknown = small.replace("loss=ChunkedLossWrapper.Config(", "loss=make(")
+    assert "PS101" in _checked(tmp_path, unknown, given).open
 
 
 @pytest.mark.parametrize(
@@ -167,11 +209,26 @@ def test_words_of_earlier_versions_leave_defaults_open(tmp_path: Path) -> None:
         "config.training.steps = 500", "config.parallelism.pipeline_parallel_degree = 2"
     )
     assert "PS555" in _alarms(_checked(tmp_path, pipelined))
-    earlier = pipelined.replace("config.training.steps = 500", "config.training.seq_len = 512")
-    earlier = earlier.replace(
+    earlier = pipelined.replace(
         "    return config\n", "    config.training.local_batch_size = 2\n    return config\n"
     )
     assert _alarms(_checked(tmp_path, earlier)) == ["PS608"]
+    unsaid = read_source(WHOLE.replace("activation_checkpoint=FullAC.Config(),", ""))
+    known = read_format(ConfigFormat.TORCHTITAN_PYTHON.value)
+    policies = [
+        [
+            config.file.get("activation_checkpoint.class")
+            for config in python_configs(unsaid, known, of_now=now)
+        ]
+        for now in (True, False)
+    ]
+    assert policies == [["SelectiveAC.Config"] * 2, [OPEN] * 2]
+    budget = WHOLE.replace("FullAC.Config()", "MemoryBudgetAC.Config()")
+    budget = budget.replace(
+        "        compile=CompileConfig(enable=True, enable_async_tensor_parallel=True),\n", ""
+    )
+    assert _alarms(_checked(tmp_path, budget)) == ["PS556"]
+    assert _alarms(_checked(tmp_path, budget.replace("max_context_length=", "seq_len="))) == ["PS608"]
 
 
 def test_functions_of_the_file_are_followed_with_their_arguments() -> None:
@@ -186,6 +243,10 @@ def test_functions_of_the_file_are_followed_with_their_arguments() -> None:
     assert file.number("parallelism.context_parallel_degree") == 4
     assert file.number("training.steps") == 500
     assert "more" not in _configs(text)
+    needy = WHOLE.replace("def llama3_70b()", "def llama3_70b(tp)").replace(
+        "llama3_70b()\n", "llama3_70b(8)\n"
+    )
+    assert [*_configs(needy)] == ["llama3_70b_cp4"]
 
 
 def test_functions_without_annotations_are_read_where_they_begin_with_torchtitans(tmp_path: Path) -> None:
@@ -229,10 +290,22 @@ def test_broken_python_is_one_finding_with_its_place(tmp_path: Path) -> None:
         "x = 7 ** 7 ** 7 ** 7",
         "x = 'a' * 10 ** 9",
         "def f(): return f()",
+        "x = " + "+".join(["1"] * 700),
         "".join(f"def f{n}(): f{n - 1}(); return f{n - 1}()\n" for n in range(1, 60)),
         "x\0 = 1",
     ],
-    ids=["brackets", "signs", "sums", "lists", "powers", "texts", "recursion", "doubling", "null"],
+    ids=[
+        "brackets",
+        "signs",
+        "sums",
+        "short sums",
+        "lists",
+        "powers",
+        "texts",
+        "recursion",
+        "doubling",
+        "null",
+    ],
 )
 def test_deep_files_end(tmp_path: Path, deep: str) -> None:
     checked = _checked(tmp_path, f"{WHOLE}\n{deep}\n")
@@ -331,8 +404,6 @@ def test_experts_are_emitted_and_found_right(tmp_path: Path) -> None:
 
 
 def test_a_plan_comes_back_as_it_was_emitted() -> None:
-    from parastrat.parse.torchtitan_plan import python_fields, python_workload
-
     for name in ("fsdp", "tp, compiled", "pp"):
         case = _case("llama-3.1-8b", "dgx-h100", **PLANS[name])
         config = _configs(_emitted(case))["planned"]
