@@ -25,6 +25,7 @@ from check.bad_programs import PROGRAMS
 from check.bad_pytorchjobs import BAD_PYTORCHJOBS
 from check.bad_signals import SIGNALS
 from check.bad_torchtitan import BAD_TORCHTITAN
+from check.bad_torchtitan_python import BAD_TORCHTITAN_PYTHON
 from check.bad_trainjobs import BAD_TRAINJOBS
 
 from parastrat.check import check_file, config_files
@@ -42,6 +43,7 @@ MISTAKES = (
     *DIRECTIVES,
     *TOGETHER,
     *BAD_TORCHTITAN,
+    *BAD_TORCHTITAN_PYTHON,
     *BAD_TRAINJOBS,
     *BAD_PYTORCHJOBS,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import Any
 
 
@@ -17,6 +17,8 @@ class ConfigFormat(StrEnum):
     DEEPSPEED = "deepspeed"
     #: TOML of the releases up to 0.2.2
     TORCHTITAN = "torchtitan"
+    #: functions in Python, as later releases take them
+    TORCHTITAN_PYTHON = "torchtitan_python"
     #: YAML of Kubeflow Trainer
     TRAINJOB = "trainjob"
     #: YAML of Kubeflow's Training Operator, which is Trainer's first version
@@ -24,6 +26,18 @@ class ConfigFormat(StrEnum):
     #: a shell or batch script that starts torchrun, accelerate launch or deepspeed
     SCRIPT = "script"
 
+
+#: the formats of torchtitan, of one version or another
+TORCHTITANS = (ConfigFormat.TORCHTITAN, ConfigFormat.TORCHTITAN_PYTHON)
+
+
+class Open(Enum):
+    """Stands for a value that is written, or handed on, and that nobody can tell without running code."""
+
+    OPEN = "open"
+
+
+OPEN = Open.OPEN
 
 #: of the shell, or of a template that somebody fills in: nobody knows here what will stand there
 FILLED_IN = re.compile(r"[$`{}<>%@]")
@@ -82,6 +96,10 @@ class ConfigFile:
         """Return a whole number; None for anything else, ``"auto"`` among it."""
         value = self.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+    def is_open(self, *keys: str) -> bool:
+        """Return whether what one of these keys says cannot be told."""
+        return any(self.get(key) is OPEN for key in keys)
 
     def is_on(self, key: str) -> bool:
         """Return whether a switch is set."""

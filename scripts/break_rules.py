@@ -31,6 +31,7 @@ OF_FILES = (
     "check/test_launch_words.py",
     "check/test_trainjobs.py",
     "check/test_pytorchjobs.py",
+    "check/test_torchtitan_python.py",
 )
 
 #: where each kind of rule has its condition

@@ -385,7 +385,7 @@ def choices(checkout: Checkout, place: str) -> list[Any]:
     """Return a constant list or an enumeration's values by ``FILE:NAME``, or ``CLASS.FIELD``'s."""
     name, _, wanted = place.partition(":")
     if "." in wanted:
-        owner, _, field = wanted.partition(".")
+        owner, _, field = wanted.rpartition(".")
         for node in _named(checkout, f"{name}:{owner}", ast.ClassDef).body:
             if isinstance(node, ast.AnnAssign) and ast.unparse(node.target) == field:
                 return _literals(node.annotation)
@@ -449,7 +449,13 @@ def _value(node: ast.AST, known: dict[str, Any]) -> Any:
 
 def _named(checkout: Checkout, place: str, kind: type[ast.ClassDef | ast.FunctionDef]) -> Any:
     name, _, wanted = place.partition(":")
-    for node in ast.walk(tree_of(checkout, name)):
-        if isinstance(node, kind) and node.name == wanted:
+    *outer, last = wanted.split(".")
+    around: ast.AST = tree_of(checkout, name)
+    for part in outer:
+        around = next(
+            node for node in ast.walk(around) if isinstance(node, ast.ClassDef) and node.name == part
+        )
+    for node in ast.walk(around):
+        if isinstance(node, kind) and node.name == last:
             return node
     raise LookupError(place)

@@ -21,6 +21,8 @@ from check.bad_configs import GOOD  # noqa: E402
 from check.bad_launches import ACCELERATE, BESIDE, BY_HAND, DEEPSPEED, WITH_FILE  # noqa: E402
 from check.bad_pytorchjobs import GOOD_PYTORCHJOBS  # noqa: E402
 from check.bad_torchtitan import EXPERTS, TORCHTITAN  # noqa: E402
+from check.bad_torchtitan_python import STAGES as STAGED  # noqa: E402
+from check.bad_torchtitan_python import WHOLE as IN_PYTHON  # noqa: E402
 from check.bad_trainjobs import GOOD_TRAINJOBS  # noqa: E402
 from check.test_megatron import GPT  # noqa: E402
 
@@ -48,7 +50,7 @@ on = "./node.toml:4"
 ignore = { PS4xx = "the old cluster" }
 """
 #: files of whole jobs, which are checked for given machines and estimated
-WHOLE = ("train.toml", "job.sbatch")
+WHOLE = ("train.toml", "job.sbatch", "configs.py")
 PLAN = ROOT / "tests" / "emit" / "golden" / "plan.toml"
 #: what breaks readers: numbers too large, other types, syntax, anchors, other scripts
 PIECES = (
@@ -70,6 +72,7 @@ def seeds() -> list[tuple[str, str]]:
     texts += [("launch.sh", text) for text in (ACCELERATE, WITH_FILE, BY_HAND, DEEPSPEED)]
     texts += BESIDE.items()
     texts += [*((WHOLE[0], text) for text in (TORCHTITAN, EXPERTS)), (WHOLE[1], GPT)]
+    texts += [(WHOLE[2], text) for text in (IN_PYTHON, STAGED)]
     texts += [("job.yaml", text) for text in (*GOOD_TRAINJOBS[:3], *GOOD_PYTORCHJOBS[:3])]
     return [*texts, ("plan.toml", PLAN.read_text(encoding="utf-8")), (PROJECT, SETTINGS)]
 

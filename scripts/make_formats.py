@@ -41,6 +41,18 @@ _READERS = (
     "slurm",
 )
 _PROJECTS = ("accelerate", "deepspeed", "torchtitan", "trainjob", "pytorchjob", "megatron", "nccl", "slurm")
+#: what a table says of itself
+_STATED = (
+    "name",
+    "command",
+    "module",
+    "prefix",
+    "separator",
+    "unknown",
+    "abbreviated",
+    "short",
+    "renamed",
+)
 _PLACE = re.compile(r"(?P<lower>lower )?(?P<place>\S+\.py:[\w.]+)")
 
 
@@ -118,8 +130,7 @@ def table_of(name: str, recipe: dict[str, Any], sources: dict[str, Checkout]) ->
 
 def _part_of(recipe: dict[str, Any], checkout: Checkout, plugins: dict[str, list[str]]) -> dict[str, Any]:
     """Return one table of a profile, with what plugins add, and the commit of another project."""
-    stated = ("name", "command", "prefix", "separator", "unknown", "abbreviated", "short", "renamed")
-    part = {key: recipe[key] for key in stated if key in recipe}
+    part = {key: recipe[key] for key in _STATED if key in recipe}
     if "of" in recipe:
         place = recipe["switches"].partition(":")[0]
         part["source"] = f"{recipe['project']} @{checkout.commit}: {place}{'; plugins' if plugins else ''}"
@@ -186,11 +197,11 @@ def main() -> None:
     torch = given.torch or Path(spec.submodule_search_locations[0] if spec else "torch")
     recipes = tomllib.loads(RECIPES.read_text(encoding="utf-8"))
     checkouts = {name: getattr(given, name) for name in _PROJECTS}
-    sources = {
-        name: Checkout(path, rev=recipes.get(name, {}).get("rev", "HEAD"))
-        for name, path in checkouts.items()
-        if path is not None
-    }
+    sources = {name: Checkout(path) for name, path in checkouts.items() if path is not None}
+    for name, recipe in recipes.items():
+        path = checkouts.get(recipe.get("checkout", name))
+        if path is not None:
+            sources[name] = Checkout(path, rev=recipe.get("rev", "HEAD"))
     sources["script"] = Checkout(torch)
     for name, recipe in recipes.items():
         needed = {name, *(table["of"] for table in recipe["tables"] if "of" in table)}

@@ -10,9 +10,9 @@ from parastrat.check.recognition import format_of_named, structure_of, text_of
 from parastrat.config_file import FILLED_IN, ConfigFile, ConfigFormat, whole_number
 from parastrat.errors import ConfigError
 from parastrat.parse.config_text import ConfigSyntaxError
-from parastrat.parse.formats import with_plain_values
 from parastrat.parse.hosts import read_hosts
 from parastrat.parse.key_names import with_full_names
+from parastrat.parse.plain_values import with_plain_values
 from parastrat.profiles.files import read_format
 from parastrat.rules import RULES, FileRule
 

@@ -11,9 +11,10 @@ from parastrat.check.checked import Checked, of_problem, ordered, placed
 from parastrat.check.known import Given, known_case
 from parastrat.check.positions import positions_of
 from parastrat.config_file import ConfigFile, ConfigFormat
-from parastrat.parse.formats import form_problems, with_plain_values
+from parastrat.parse.formats import form_problems
 from parastrat.parse.frameworks import deepspeed_part, in_accelerates_words
 from parastrat.parse.megatron import megatron_problems
+from parastrat.parse.plain_values import with_plain_values
 from parastrat.parse.problems import Problem, located
 from parastrat.parse.torchtitan import with_later_names
 from parastrat.profiles.files import read_format

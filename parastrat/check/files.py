@@ -10,8 +10,10 @@ from parastrat.check.configs import check_config
 from parastrat.check.known import Given, known_case
 from parastrat.check.launches import check_jobs, check_script
 from parastrat.check.positions import positions_of
+from parastrat.check.python_files import check_python
 from parastrat.check.recognition import (
     KNOWN,
+    PYTHON,
     SCRIPTS,
     SUFFIXES,
     YAML,
@@ -52,6 +54,8 @@ def check_file(path: Path, given: Given) -> Checked:
     structure = _torchtitans(text) if path.suffix == ".toml" else None
     if path.suffix == ".toml" and structure is None:
         return _check_plan(path, lines, given)
+    if path.suffix == PYTHON:
+        return check_python(path, lines, text, given)
     if path.suffix in SCRIPTS:
         return check_script(path, lines, text, given)
     if path.suffix in YAML and job_format(text) is not None:

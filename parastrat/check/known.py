@@ -13,7 +13,7 @@ from parastrat.case import Case, Facts, Unknown
 from parastrat.check.positions import ReadColumns
 from parastrat.check.whole_jobs import stated_source, whole_case
 from parastrat.columns import code_of
-from parastrat.config_file import ConfigFile, ConfigFormat
+from parastrat.config_file import TORCHTITANS, ConfigFile, ConfigFormat
 from parastrat.errors import ModelError, ParastratError, UnknownFactError
 from parastrat.finding import Hit
 from parastrat.memory.host import host_of
@@ -81,6 +81,8 @@ _OF_LOOPS = {"PS412"}
 #: about what torchtitan and Megatron-LM do by themselves: making weights on devices, adding up the
 #: gradients of an embedding that stages share
 _OF_TRAINERS = {"PS107", "PS714"}
+#: and torchtitan alone: a loss in chunks, beside every axis
+_OF_TORCHTITAN = {"PS108", "PS109"}
 
 #: a finding, and the facts that its rule has read
 Judged = tuple["Finding", tuple[str, ...]]
@@ -92,8 +94,13 @@ def _is_foreign(rule: Rule, file: ConfigFile | Parsed) -> bool:
         return False
     is_megatrons = file.get("megatron") is not None
     own = _OWN if file.format is ConfigFormat.SCRIPT and not is_megatrons else _OWN | _OF_LOOPS
-    if is_megatrons or file.format is ConfigFormat.TORCHTITAN:
+    if is_megatrons or file.format in TORCHTITANS:
         own = own | _OF_TRAINERS
+    if file.format is ConfigFormat.TORCHTITAN_PYTHON:
+        own = own | _OF_TORCHTITAN
+        if file.get("parallelism.module_fqns_per_model_part") is not None:
+            # how even stages are is what these parts make of them
+            own = own | {"PS711"}
     return rule.code in own
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from parastrat.columns import Columns
 from parastrat.config_file import ConfigFormat
 from parastrat.rules.torchtitan_facts import DEGREES
+from parastrat.rules.torchtitan_python_facts import LENGTH, MICRO_BATCHES, MICRO_TOKENS, STEP_TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -55,6 +56,31 @@ _TORCHTITAN: Mapping[str, str | tuple[str, ...]] = {
     "compile": "compile.enable",
     "memory_total": "training.local_batch_size",
 }
+_TORCHTITAN_PYTHON: Mapping[str, str | tuple[str, ...]] = {
+    **DEGREES,
+    "dp": DEGREES["dp_shard"],
+    "world_size": DEGREES["dp_shard"],
+    "shard": DEGREES["dp_shard"],
+    "reshard_after_forward": "parallelism.fsdp_reshard_after_forward",
+    "sequence_parallel": "parallelism.enable_sequence_parallel",
+    "async_tp": "compile.enable_async_tensor_parallel",
+    "pp_schedule": "parallelism.pipeline_parallel_schedule",
+    "virtual_stages": (
+        "parallelism.module_fqns_per_model_part",
+        "parallelism.pipeline_parallel_schedule",
+    ),
+    "micro_batch_size": MICRO_TOKENS,
+    "gradient_accumulation_steps": (STEP_TOKENS, MICRO_BATCHES),
+    "global_batch_size": STEP_TOKENS,
+    "sequence_length": LENGTH,
+    # fp8 is a converter's
+    "precision": ("model_spec.converters", "training.dtype", "training.mixed_precision_param"),
+    "recompute": "activation_checkpoint",
+    "offload": "training.enable_cpu_offload",
+    "compile": "compile.enable",
+    "loss_chunks": "loss.num_chunks",
+    "memory_total": MICRO_TOKENS,
+}
 
 #: of Megatron-LM's options: the line that hands them over
 _BEHIND_LAUNCHERS = {
@@ -67,6 +93,7 @@ _KEYS: Mapping[ConfigFormat, Mapping[str, str | tuple[str, ...]]] = {
     ConfigFormat.ACCELERATE: _ACCELERATE,
     ConfigFormat.DEEPSPEED: _DEEPSPEED,
     ConfigFormat.TORCHTITAN: _TORCHTITAN,
+    ConfigFormat.TORCHTITAN_PYTHON: _TORCHTITAN_PYTHON,
 }
 
 

@@ -20,17 +20,23 @@ from parastrat.parse.form import did_you_mean
 from parastrat.parse.formats import top_keys
 from parastrat.parse.jobs import job_documents, job_format
 from parastrat.parse.launch_script import starts_training
+from parastrat.parse.python_source import read_source
+from parastrat.parse.torchtitan_python import python_configs, returns_config
 from parastrat.profiles.files import read_format
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from parastrat.parse.python_source import Source
+
 SCRIPTS = (".sh", ".sbatch", ".slurm", ".bash")
 YAML = (".yaml", ".yml")
-SUFFIXES = (".toml", ".json", *YAML, *SCRIPTS)
+PYTHON = ".py"
+SUFFIXES = (".toml", ".json", *YAML, *SCRIPTS, PYTHON)
 KNOWN = (
-    "parastrat check reads plan.toml, torchtitan's TOML, accelerate's YAML or JSON, DeepSpeed's JSON, "
-    "Kubeflow's TrainJobs and PyTorchJobs, and scripts that start torchrun, accelerate launch or deepspeed"
+    "parastrat check reads plan.toml, torchtitan's TOML and Python, accelerate's YAML or JSON, DeepSpeed's "
+    "JSON, Kubeflow's TrainJobs and PyTorchJobs, and scripts that start torchrun, accelerate launch or "
+    "deepspeed"
 )
 
 #: keys that no other tool's files have: one is enough to take a file of a folder for the format's
@@ -104,6 +110,9 @@ def _is_config(path: Path) -> bool:
         text = text_of(path)
         if path.suffix == ".toml":
             return 'schema = "parastrat.plan' in text or is_torchtitans(toml_structure(text).table)
+        if path.suffix == PYTHON:
+            known = read_format(ConfigFormat.TORCHTITAN_PYTHON.value)
+            return "torchtitan" in text and is_torchtitans_python(read_source(text), known)
         if path.suffix in SCRIPTS:
             return starts_training(text, read_format(ConfigFormat.SCRIPT.value))
         if path.suffix in YAML and job_format(text) is not None:
@@ -114,6 +123,12 @@ def _is_config(path: Path) -> bool:
         return _SIGN.search(text) is not None and _PLACEHOLDER.search(text) is None
     except ConfigError:
         return False
+
+
+def is_torchtitans_python(source: Source, known: Mapping[str, Any]) -> bool:
+    """Whether a function of a Python file returns a configuration of one of torchtitan's trainers."""
+    typed = any(returns_config(source, function) for function in source.functions.values())
+    return typed or any(python_configs(source, known))
 
 
 def is_torchtitans(table: Mapping[str, Any], *, named: bool = False) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from parastrat.assess import assess
 from parastrat.case import Facts
-from parastrat.config_file import ConfigFormat
+from parastrat.config_file import TORCHTITANS, ConfigFormat
 from parastrat.errors import CountError
 from parastrat.parse.megatron import number_of
 from parastrat.plan import Backend, Compile, Plan
@@ -46,6 +46,8 @@ _OF_PLAN = frozenset(
     }
 )
 _OF_PIPELINES = frozenset({"pp_schedule", "virtual_stages"})
+#: what a function may hand on that nobody sees here
+_INHERITED = frozenset({"offload", "compile", "async_tp"})
 _OF_WORKLOAD = frozenset({"global_batch_size", "sequence_length", "optimizer"})
 
 
@@ -55,10 +57,13 @@ def stated_source(file: ConfigFile) -> ModelSource | None:
         options = file.get("megatron")
         tp = number_of(options, OPTIONS["tp"], 1)
         return megatron_source(file.get("own.program"), options, tp or 1)
-    if file.format is not ConfigFormat.TORCHTITAN:
+    if file.format not in TORCHTITANS:
         return None
-    name, flavor = file.get("model.name") or "llama3", file.get("model.flavor") or "debugmodel"
-    found = read_format(file.format.value)["models"].get(f"{name} {flavor}")
+    if file.format is ConfigFormat.TORCHTITAN:
+        name, flavor = file.get("model.name") or "llama3", file.get("model.flavor") or "debugmodel"
+    else:
+        name, flavor = file.get("model_spec.family"), file.get("model_spec.flavor")
+    found = read_format(ConfigFormat.TORCHTITAN.value)["models"].get(f"{name} {flavor}")
     return None if found is None else _of_torchtitan(load_source(found))
 
 
@@ -97,17 +102,20 @@ def whole_case(
     Raises:
         ProfileError: the plan crosses a link that the hardware does not state.
     """
-    is_whole = file.format is ConfigFormat.TORCHTITAN or file.get("megatron") is not None
+    is_whole = file.format in TORCHTITANS or file.get("megatron") is not None
     if not is_whole or source is None or not source.has_tokens or hardware is None:
         return None
-    mesh = plan_fields.get("mesh")
+    mesh, told = plan_fields.get("mesh"), _OF_WORKLOAD
     needed = _OF_PLAN if mesh is None or mesh.pp == 1 else _OF_PLAN | _OF_PIPELINES
-    if not needed <= plan_fields.keys() or not workload_fields.keys() >= _OF_WORKLOAD:
+    if file.format is ConfigFormat.TORCHTITAN_PYTHON:
+        needed |= _INHERITED
+        told |= {"loss_chunks"}
+    if not needed <= plan_fields.keys() or not told <= workload_fields.keys():
         return None
     backend = decide_backend(hardware).backend or Backend.NCCL
     plan = Plan(**plan_fields, backend=backend)
     workload = Workload(**workload_fields, precision=plan.precision)
-    if file.format is ConfigFormat.TORCHTITAN:
+    if file.format in TORCHTITANS:
         stack = load_stack("torch-compile" if plan.compile is Compile.BLOCK else "torch")
         # without expert parallelism tensor parallelism divides them (apply_moe_ep_tp); with it a block's
         # units are prefetched together (apply_fsdp)

@@ -72,8 +72,8 @@ Paths = Annotated[
     list[str],
     typer.Argument(
         metavar="PATH...",
-        help="plan.toml, accelerate's YAML, DeepSpeed's JSON, torchtitan's TOML, Kubeflow's "
-        "TrainJobs and PyTorchJobs, scripts, or folders.",
+        help="plan.toml, accelerate's YAML, DeepSpeed's JSON, torchtitan's TOML and Python, "
+        "Kubeflow's TrainJobs and PyTorchJobs, scripts, or folders.",
     ),
 ]
 AsFormat = Annotated[

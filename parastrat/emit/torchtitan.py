@@ -41,7 +41,8 @@ of steps are those of torchtitan's {function}.
     config.training.num_tokens_per_microbatch_per_dp_rank = {samples} * {length}
     config.training.num_tokens_per_train_step = {batch} * {length}
     config.training.max_context_length = {length}
-{precision}{offload}    config.training.disable_cuda_graphs = {without_graphs}{why_no_graphs}
+{precision}    config.training.enable_cpu_offload = {offloads}
+    config.training.disable_cuda_graphs = {without_graphs}{why_no_graphs}
     config.activation_checkpoint = {recompute}
     config.compile = {compile}
     return config
@@ -72,10 +73,6 @@ def stages(layers: list[int]) -> list[list[str]]:
 
 
 '''
-
-_OFFLOAD = """\
-    config.training.enable_cpu_offload = True
-"""
 
 _RECOMPUTE = {
     Recompute.NONE: "None",
@@ -177,7 +174,7 @@ def _config(case: Case, baseline: Baseline) -> str:
         why_no_graphs="  # they know no pipelines and no exchange of tokens"
         if pipelined or borrows
         else "",
-        offload=_OFFLOAD if plan.offload is Offload.PARAMETERS else "",
+        offloads=plan.offload is Offload.PARAMETERS,
         recompute=_RECOMPUTE[plan.recompute],
         compile=_compile(plan),
     )

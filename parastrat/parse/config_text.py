@@ -46,7 +46,7 @@ def json_structure(text: str) -> Structure:
     Raises:
         ConfigSyntaxError: it is none, or no object.
     """
-    _check_size(text)
+    check_size(text)
     beyond = None
     try:
         table = json.loads(text)
@@ -123,7 +123,7 @@ def yaml_structure(text: str) -> Structure:
 
     from parastrat.parse.yaml_text import load_yaml  # noqa: PLC0415
 
-    _check_size(text)
+    check_size(text)
     try:
         loaded = load_yaml(text)
     except ReusedAnchorWarning as error:
@@ -167,7 +167,7 @@ def toml_structure(text: str) -> Structure:
     Raises:
         ConfigSyntaxError: it is none.
     """
-    _check_size(text)
+    check_size(text)
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -191,7 +191,12 @@ def toml_fault(text: str, error: tomllib.TOMLDecodeError) -> tuple[str, tuple[in
 _MEND = "mend the file, or write it again with the tool that it is for"
 
 
-def _check_size(text: str) -> None:
+def check_size(text: str) -> None:
+    """Refuse what is too large for a configuration.
+
+    Raises:
+        ConfigSyntaxError: it is.
+    """
     if len(text) > _MOST_BYTES:
         raise ConfigSyntaxError(
             f"{len(text):,} characters are no configuration", hint="name the configuration file"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import unicodedata
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from parastrat.config_file import FILLED_IN, ConfigFormat, whole_number
+from parastrat.config_file import FILLED_IN, OPEN, ConfigFormat, whole_number
 from parastrat.parse.form import did_you_mean, written
+from parastrat.parse.plain_values import AUTO, DIGITS, from_text
 from parastrat.parse.problems import Problem
 
 if TYPE_CHECKING:
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 
     from parastrat.config_file import ConfigFile
 
-#: what transformers and accelerate put a value in place of
-_AUTO = "auto"
 _TYPES: Mapping[str, tuple[type, ...]] = {
     "int": (int,),
     "number": (int, float),
@@ -31,18 +29,16 @@ _MOST = {"port": 65_535}
 #: what argparse makes a number of an option's text with
 READ_BY: Mapping[str, Callable[[str], float]] = {"int": int, "number": float}
 _BARE = {"int", "number", "bool", *_LEAST}
-#: how a switch may be written as text, or as a number
-_SWITCHES = {
-    **dict.fromkeys(("y", "yes", "t", "true", "on", "1"), True),
-    **dict.fromkeys(("n", "no", "f", "false", "off", "0"), False),
-}
 #: what is read of text where another kind is usual; messages do not suggest it
-_DIGITS = "digits"
-_AS_TEXT = {"switch", _DIGITS, _AUTO}
+_AS_TEXT = {"switch", DIGITS, AUTO}
 #: what YAML makes of a choice that is called no
 _NO = "no"
 #: formats by other names than their own
-_CALLED = {ConfigFormat.TRAINJOB: "a TrainJob", ConfigFormat.PYTORCHJOB: "a PyTorchJob"}
+_CALLED = {
+    ConfigFormat.TRAINJOB: "a TrainJob",
+    ConfigFormat.PYTORCHJOB: "a PyTorchJob",
+    ConfigFormat.TORCHTITAN_PYTHON: "torchtitan's configurations",
+}
 #: how much of a misspelt option is that of what was meant: of plugins' own there are less
 _MISSPELT = 0.8
 #: how keys begin that are remarks, in formats without comments
@@ -174,12 +170,16 @@ def _of_key(file: ConfigFile, entry: Mapping[str, Any], key: str) -> Iterator[Pr
         yield from _of_unknown(file, entry, key, path)
         return
     accepted, value = kinds[key].split(" or "), file.get(path)
-    if value is None or any(_is_of(kind, value, file.format) for kind in accepted if kind != _DIGITS):
+    if (
+        value is None
+        or value is OPEN
+        or any(_is_of(kind, value, file.format) for kind in accepted if kind != DIGITS)
+    ):
         return
-    number = whole_number(value) if _DIGITS in accepted else None
+    number = whole_number(value) if DIGITS in accepted else None
     if number is not None and any(_is_of(kind, number, file.format) for kind in accepted):
         return
-    if value == _AUTO and file.format is ConfigFormat.DEEPSPEED:
+    if value == AUTO and file.format is ConfigFormat.DEEPSPEED:
         return
     nouns = " or ".join(NOUNS[kind] for kind in accepted if kind in NOUNS)
     hint = f"write {nouns}"
@@ -244,7 +244,7 @@ def _is_of(kind: str, value: Any, format_: ConfigFormat) -> bool:
     if format_ is ConfigFormat.SCRIPT and kind in READ_BY:
         return FILLED_IN.search(value) is not None or _is_read_by(READ_BY[kind], value)
     if kind in _AS_TEXT:
-        return _from_text(kind, value) is not None
+        return from_text(kind, value) is not None
     if kind == _NO:
         return value is False
     if isinstance(value, bool):
@@ -265,42 +265,13 @@ def _is_read_by(read: Callable[[str], object], text: str) -> bool:
     return True
 
 
-def _from_text(kind: str, value: Any) -> Any:
-    """Return what a reader makes of a value that is written as text; None where it makes nothing of it."""
-    text = str(value).lower()
-    if kind == "switch":
-        return _SWITCHES.get(text)
-    if kind == _DIGITS:
-        return whole_number(value)
-    return text if text == _AUTO else None
-
-
-def with_plain_values(file: ConfigFile, known: Mapping[str, Any]) -> ConfigFile:
-    """Return a file with numbers and switches where its reader takes text for them."""
-    table, quoted = dict(file.table), set()
-    for entry in known["tables"]:
-        name, section = entry["name"], table.get(entry["name"]) if entry["name"] else table
-        if not isinstance(section, dict):
-            continue
-        plain = {key: _plain(entry["keys"], key, section[key]) for key in section}
-        changed = {key for key in section if isinstance(section[key], str) and plain[key] != section[key]}
-        quoted |= {f"{name}.{key}" if name else key for key in changed}
-        table = {**table, name: plain} if name else plain
-    return replace(file, table=table, quoted=frozenset(quoted))
-
-
-def _plain(kinds: Mapping[str, str], key: str, value: Any) -> Any:
-    accepted = kinds.get(key, "").split(" or ")
-    read = [_from_text(kind, value) for kind in accepted if kind in ("switch", _DIGITS)]
-    return next((each for each in read if each is not None), value)
-
-
 def _of_choice(file: ConfigFile, path: str, choices: list[Any], exact: Sequence[Any]) -> Iterator[Problem]:
     value, same = file.get(path), {str(choice).lower(): choice for choice in choices}
     is_script = file.format is ConfigFormat.SCRIPT
     if (
         value is None
-        or value == _AUTO
+        or value is OPEN
+        or value == AUTO
         or (is_script and FILLED_IN.search(str(value)) is not None)
         or isinstance(value, dict | list)
         or (value is False and _NO in same)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from parastrat.config_file import ConfigFile, ConfigFormat
 from parastrat.parse.megatron import megatron_fields, megatron_workload
 from parastrat.parse.torchtitan import torchtitan_fields, torchtitan_workload
+from parastrat.parse.torchtitan_plan import python_fields, python_workload
 from parastrat.plan import Mesh, Offload, Shard
 from parastrat.rules.accelerate import degree
 from parastrat.rules.launch_facts import count_of, processes_of, told_nodes
@@ -44,6 +45,8 @@ def plan_fields(file: ConfigFile) -> Mapping[str, Any]:
         found = _of_accelerate(file)
     elif file.format is ConfigFormat.TORCHTITAN:
         found = torchtitan_fields(file)
+    elif file.format is ConfigFormat.TORCHTITAN_PYTHON:
+        found = python_fields(file)
     elif file.get("megatron") is not None:
         found = megatron_fields(file)
     else:
@@ -68,6 +71,8 @@ def workload_fields(file: ConfigFile) -> Mapping[str, Any]:
     """Return the fields of ``Workload`` that a configuration states."""
     if file.format is ConfigFormat.TORCHTITAN:
         return _stated(torchtitan_workload(file))
+    if file.format is ConfigFormat.TORCHTITAN_PYTHON:
+        return _stated(python_workload(file))
     if file.get("megatron") is not None:
         return _stated(megatron_workload(file))
     batch = file.number("train_batch_size") if file.format is ConfigFormat.DEEPSPEED else None

@@ -61,7 +61,8 @@ _RECOMPUTE = {"none": Recompute.NONE, "full": Recompute.FULL}
 _METHODS = {"allgather": ContextMethod.ALL_GATHER, "alltoall": ContextMethod.RING}
 #: alike in what they keep
 _OPTIMIZERS = {"Adam": Optimizer.ADAMW, "AdamW": Optimizer.ADAMW}
-_SINGLE_STAGE = frozenset({PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B})
+#: schedules of one stage on each rank
+SINGLE_STAGE = frozenset({PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B})
 
 
 def with_later_names(file: ConfigFile) -> ConfigFile:
@@ -120,7 +121,7 @@ def torchtitan_fields(file: ConfigFile) -> dict[str, Any]:
         **_micro_batches(file, mesh),
         "precision": _precision(file, mesh),
         "shard": None if shards is None else Shard.PARAMETERS if shards else Shard.NONE,
-        "reshard_after_forward": _reshards(file, mesh),
+        "reshard_after_forward": reshards(file, mesh),
         "sequence_parallel": None if mesh is None else mesh.tp > 1,
         "loss_parallel": None
         if mesh is None
@@ -167,7 +168,8 @@ def _precision(file: ConfigFile, mesh: Mesh | None) -> Precision | None:
     return Precision.FP32 if no_mixed_precision(mesh) else Precision.BF16_MIXED
 
 
-def _reshards(file: ConfigFile, mesh: Mesh | None) -> bool | None:
+def reshards(file: ConfigFile, mesh: Mesh | None) -> bool | None:
+    """Return whether parameters are freed between forward and backward."""
     policy = file.get("parallelism.fsdp_reshard_after_forward") or "default"
     if policy in ("always", "never"):
         return bool(policy == "always")
@@ -189,7 +191,7 @@ def _pipeline(file: ConfigFile, mesh: Mesh | None) -> Mapping[str, Any]:
     schedule, parts = schedule_of(file), file.get("parallelism.module_fqns_per_model_part")
     if schedule is None:
         return {"pp_schedule": None, "virtual_stages": None}
-    virtual: int | None = 1 if schedule in _SINGLE_STAGE else 2
+    virtual: int | None = 1 if schedule in SINGLE_STAGE else 2
     if file.get("parallelism.pipeline_parallel_layers_per_stage") is not None:
         virtual = None
     if isinstance(parts, list):

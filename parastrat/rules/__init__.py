@@ -53,6 +53,7 @@ from parastrat.rules import (
     slurm_values,
     split_backward,
     torchtitan,
+    torchtitan_python,
     trainjob,
     vocabulary,
 )
@@ -105,6 +106,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     slurm_values,
     split_backward,
     torchtitan,
+    torchtitan_python,
     file_form,
     accelerate,
     accelerate_fsdp,

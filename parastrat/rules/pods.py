@@ -1,4 +1,4 @@
-"""PS527 to PS531, PS534, and PS561: the pods of Kubeflow's jobs, in which torchrun's agents run."""
+"""PS527 to PS531, PS534, and PS560: the pods of Kubeflow's jobs, in which torchrun's agents run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NAMES = "https://kubernetes.io/docs/concepts/overview/working-with-objects/name
 _NAME = re.compile(r"[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
 
-@file_rule("PS561", Severity.ERROR, *JOBS, source=_NAMES)
+@file_rule("PS560", Severity.ERROR, *JOBS, source=_NAMES)
 def jobs_have_names_of_hosts(file: ConfigFile) -> Iterator[Hit]:
     """A job's name is one that hosts can have: small letters, digits and hyphens, a letter first.
 

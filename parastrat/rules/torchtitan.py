@@ -72,7 +72,7 @@ def degrees_are_of_a_mesh(file: ConfigFile) -> Iterator[Hit]:
             fix="write -1 for all ranks that the other degrees leave, or a number from 1 on",
             key=shard,
         )
-    yield from _not_of_the_devices(file)
+    yield from not_of_the_devices(file)
     experts, own = file.number(DEGREES["ep"]) or 1, f"{_PARALLEL}.expert_tensor_parallel_degree"
     tp, etp = degree(file, "tp"), file.number(own) or 1
     if experts > 1 and tp is not None and etp not in (1, tp):
@@ -93,7 +93,7 @@ def degrees_are_of_a_mesh(file: ConfigFile) -> Iterator[Hit]:
             )
 
 
-def _not_of_the_devices(file: ConfigFile) -> Iterator[Hit]:
+def not_of_the_devices(file: ConfigFile) -> Iterator[Hit]:
     """Yield where shards cannot fill the devices; of a mesh that is stated whole PS200 tells it."""
     degrees = {axis: degree(file, axis) for axis in DEGREES if axis != "ep"}
     if file.devices is None or None in degrees.values() or degrees["dp_shard"] != -1:

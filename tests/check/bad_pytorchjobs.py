@@ -197,9 +197,9 @@ BAD_PYTORCHJOBS: tuple[Bad, ...] = (
         "PS602", "no such restarts", "replicas: 3\n      restartPolicy: OnFailure", "restartPolicy: Maybe"
     ),
     _bad("PS602", "no such backend", "c10d", "zookeeper", ELASTIC),
-    _bad("PS561", "a name in capitals", "  name: llama\nspec", "  name: Llama_8B\nspec"),
-    _bad("PS561", "a name that begins with a digit", "  name: llama\nspec", "  name: 8b-llama\nspec"),
-    _bad("PS561", "a long name", "  name: llama\nspec", f"  name: {'llama-' * 11}\nspec"),
+    _bad("PS560", "a name in capitals", "  name: llama\nspec", "  name: Llama_8B\nspec"),
+    _bad("PS560", "a name that begins with a digit", "  name: llama\nspec", "  name: 8b-llama\nspec"),
+    _bad("PS560", "a long name", "  name: llama\nspec", f"  name: {'llama-' * 11}\nspec"),
     _bad("PS603", "nothing below replicas", f"ReplicaSpecs:\n{_MASTER}{_WORKER}", "ReplicaSpecs:\n"),
     _bad("PS603", "no replicas", f"  pytorchReplicaSpecs:\n{_MASTER}{_WORKER}", ""),
     _bad("PS603", "a Master of no number", "      replicas: 1\n", ""),

@@ -109,7 +109,7 @@ BAD_TRAINJOBS: tuple[Bad, ...] = (
     _bad("PS602", "no process", "numProcPerNode: 8", "numProcPerNode: 0"),
     _bad("PS602", "no list", "command: [torchrun]", "command: torchrun train.py"),
     _bad("PS602", "no such version", "trainer.kubeflow.org/v1alpha1", "kubeflow.org/v1"),
-    _bad("PS561", "a name of a file", "  name: llama\nspec", "  name: llama.yaml\nspec"),
+    _bad("PS560", "a name of a file", "  name: llama\nspec", "  name: llama.yaml\nspec"),
     _bad("PS603", "no version", "apiVersion: trainer.kubeflow.org/v1alpha1\n", ""),
     _bad("PS605", "twice", "    numNodes: 2\n", "    numNodes: 2\n    numNodes: 4\n"),
     _bad("PS607", "misspelt variable", "NCCL_DEBUG", "NCCL_DEBUGG"),

@@ -131,7 +131,7 @@ def test_a_plan_files_own_facts_go_before_the_settings(project: Path, typed: Typ
         ("select = [", (), "pyproject.toml is not TOML", "mend"),
         ("", ("--select", "PS9999"), "--select is", "did you mean PS"),
         ("", ("--ignore", "PS602"), "--ignore PS602: no reason", "--ignore PS602="),
-        ("", ("--ignore", "PS609=x"), "no rule's code", "PS6"),
+        ("", ("--ignore", "PS507=x"), "no rule's code", "PS50"),
     ],
 )
 def test_what_cannot_be_meant_exits_2(

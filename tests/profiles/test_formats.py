@@ -24,6 +24,13 @@ class Zero(Base):
     inner: Optional[OffloadConfig] = None
     names: list[str] = None
     on: bool | None = None
+class Loader:
+    class Config:
+        depth: int = 2
+class Trainer:
+    class Config:
+        kind: Literal["a", "b"] = "a"
+        loader: Loader.Config | None = None
 class Device(str, Enum):
     NONE = "none"
     CPU = "cpu"
@@ -119,6 +126,8 @@ def sources(made: ModuleType, tmp_path: Path) -> object:
                 "on": "bool",
             },
         ),
+        ("fields config.py:Trainer.Config", {"kind": "text", "loader": "table"}),
+        ("fields config.py:Loader.Config", {"depth": "int"}),
         ("parameters config.py:", {"size": "any", "drop": "bool", "bf16": "table", "pipeline": "table"}),
         ("defaults config.py:TABLE", {"size": "any", "drop": "bool"}),
         ("removed config.py:process", {"fp16": "any", "old": "any"}),
@@ -157,10 +166,12 @@ def test_keys_of_other_tables_are_left_out(made: ModuleType, sources: object) ->
 
 def test_choices_are_read_from_the_source(made: ModuleType, sources: object) -> None:
     table = {"device": ["config.py:Device"], "policy": ["config.py:POLICIES", 1], "other": ["a:b"]}
+    table["kind"] = ["config.py:Trainer.Config.kind"]
     assert made.choices_of(table, sources) == {
         "device": ["none", "cpu"],
         "policy": ["A", "B", 1],
         "other": ["a:b"],
+        "kind": ["a", "b"],
     }
 
 
@@ -199,7 +210,7 @@ def test_changes_are_told_key_by_key(made: ModuleType) -> None:
     assert made.changes(old, old) == []
 
 
-@pytest.mark.parametrize("name", ["accelerate", "deepspeed", "script"])
+@pytest.mark.parametrize("name", ["accelerate", "deepspeed", "script", "torchtitan", "torchtitan_python"])
 def test_shipped_formats_have_what_the_recipe_states(name: str) -> None:
     recipe = tomllib.loads((ROOT / "scripts" / "data" / "formats.toml").read_text(encoding="utf-8"))[name]
     shipped = read_format(name)
