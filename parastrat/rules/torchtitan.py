@@ -283,9 +283,15 @@ def no_setting_without_effect(file: ConfigFile) -> Iterator[Hit]:
             fix='shard too, or write dtype = "bfloat16"',
             key=kind if file.get(kind) is not None else DEGREES["tp"],
         )
-    steps = file.number("lr_scheduler.total_steps") or number_of(file, "training.steps", 10_000)
+    yield from long_warmup(file)
+
+
+def long_warmup(file: ConfigFile) -> Iterator[Hit]:
+    """Yield a warm-up that is longer than the training, of whatever version's configuration."""
+    whole = "lr_scheduler.total_steps"
+    steps = file.number(whole) or number_of(file, "training.steps", 10_000)
     warmup = file.number("lr_scheduler.warmup_steps")
-    if steps is not None and warmup is not None and warmup > steps:
+    if steps is not None and warmup is not None and warmup > steps and not file.is_open(whole):
         yield Hit(
             message=f"{warmup} steps of warm-up are more than the {steps} of the training",
             fix="write fewer",

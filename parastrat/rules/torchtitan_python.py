@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from parastrat.config_file import ConfigFormat
 from parastrat.finding import Hit, Severity
 from parastrat.rules.rule import file_rule
-from parastrat.rules.torchtitan import not_of_the_devices
-from parastrat.rules.torchtitan_facts import DEGREES, degree, mesh_of, number_of
+from parastrat.rules.torchtitan import long_warmup, not_of_the_devices
+from parastrat.rules.torchtitan_facts import DEGREES, degree, mesh_of
 from parastrat.rules.torchtitan_python_facts import (
     LENGTH,
     MICRO_BATCHES,
@@ -280,13 +280,4 @@ def no_setting_of_python_without_effect(file: ConfigFile) -> Iterator[Hit]:
             fix="accumulate by num_tokens_per_train_step, or write pipeline_parallel_degree",
             key=MICRO_BATCHES,
         )
-    steps = number_of(file, "training.steps", 10_000)
-    if not file.is_open("lr_scheduler.total_steps"):
-        steps = file.number("lr_scheduler.total_steps") or steps
-        warmup = file.number("lr_scheduler.warmup_steps")
-        if steps is not None and warmup is not None and warmup > steps:
-            yield Hit(
-                message=f"{warmup} steps of warm-up are more than the {steps} of the training",
-                fix="write fewer",
-                key="lr_scheduler.warmup_steps",
-            )
+    yield from long_warmup(file)
