@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import inf, log2
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from parastrat.case import Facts
+    from parastrat.estimate import MemoryEstimate
     from parastrat.plan import Offload, Plan
     from parastrat.search.bounded import Bounded
     from parastrat.search.changes import Changed, ModelAt
@@ -27,12 +29,17 @@ _OFTEN = 99
 _GUESSES = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Misfits:
     """Plans of a job that come near to fitting."""
 
     facts: Facts
     plans: Sequence[Plan]
+
+    @cached_property
+    def memory(self) -> tuple[MemoryEstimate, ...]:
+        """What each of them needs, which several changes of the job ask for."""
+        return tuple(plan_memory(self.facts, plan) for plan in self.plans)
 
 
 def longest_fitting(
@@ -116,8 +123,7 @@ def _of_halves(facts: Facts, offload: Offload, misfits: Misfits) -> tuple[bool, 
     share, capacity = least_bytes(facts, offload), facts.hardware.device.usable_memory_bytes
     may_do, needs = [], []
     before = least_bytes(misfits.facts, offload)
-    for plan in misfits.plans:
-        memory = plan_memory(misfits.facts, plan)
+    for memory in misfits.memory:
         states = memory.parameters + memory.gradients + memory.optimizer
         stays = states * share / before + memory.overhead
         halves, room = memory.activations + memory.transient, capacity - memory.margin - stays
