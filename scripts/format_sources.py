@@ -255,10 +255,15 @@ def slurm_letters(checkout: Checkout, place: str) -> dict[str, str]:
     return {option.letter: option.name for option in _slurm_options(checkout, place) if option.letter}
 
 
+def slurm_switches(checkout: Checkout, place: str) -> list[str]:
+    """Return the options of one of Slurm's commands that take no value."""
+    return [option.name for option in _slurm_options(checkout, place) if not option.takes_value]
+
+
 class _SlurmOption(NamedTuple):
     name: str
     letter: str
-    #: None where it takes none; an optional one stands behind an equals sign alone
+    #: a word of its own: an optional value stands behind an equals sign alone
     takes_value: bool
 
 
@@ -274,12 +279,7 @@ def _slurm_options(checkout: Checkout, place: str) -> Iterator[_SlurmOption]:
 
 
 def switches(checkout: Checkout, name: str) -> list[str]:
-    """Return the options of a command line that take no value.
-
-    ``FILE``; of Slurm's commands, ``FILE:COMMAND``.
-    """
-    if ".c:" in name:
-        return [option.name for option in _slurm_options(checkout, name) if not option.takes_value]
+    """Return the options of a command line that take no value."""
     return [
         str(arg.value).removeprefix("--")
         for call in ast.walk(tree_of(checkout, name))

@@ -136,12 +136,14 @@ def _part_of(recipe: dict[str, Any], checkout: Checkout, plugins: dict[str, list
         part["source"] = f"{recipe['project']} @{checkout.commit}: {place}{'; plugins' if plugins else ''}"
     without_value = plugins.get("switches", [])
     keys = keys_of(recipe, checkout) | dict.fromkeys([*plugins.get("options", ()), *without_value], "text")
+    switches_of = format_sources.switches
     if "letters" in recipe:
+        switches_of = format_sources.slurm_switches
         part["short"] = format_sources.slurm_letters(checkout, recipe["letters"]) | part["short"]
     if "switches" in recipe:
         found = [
             option.replace("_", "-") if recipe.get("separator") == "-" else option
-            for option in format_sources.switches(checkout, recipe["switches"])
+            for option in switches_of(checkout, recipe["switches"])
         ]
         part["switches"] = [option for option in keys if option in {*found, "help", "m", *without_value}]
     return {**part, "keys": keys}

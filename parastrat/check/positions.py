@@ -34,16 +34,22 @@ _DEEPSPEED = {
     "gradient_accumulation_steps": "gradient_accumulation_steps",
     "global_batch_size": "train_batch_size",
 }
-_TORCHTITAN: Mapping[str, str | tuple[str, ...]] = {
+#: of torchtitan's formats alike
+_OF_TORCHTITANS: Mapping[str, str | tuple[str, ...]] = {
     **DEGREES,
     "dp": DEGREES["dp_shard"],
     "world_size": DEGREES["dp_shard"],
     "shard": DEGREES["dp_shard"],
     "reshard_after_forward": "parallelism.fsdp_reshard_after_forward",
+    "pp_schedule": "parallelism.pipeline_parallel_schedule",
+    "offload": "training.enable_cpu_offload",
+    "compile": "compile.enable",
+}
+_TORCHTITAN: Mapping[str, str | tuple[str, ...]] = {
+    **_OF_TORCHTITANS,
     "loss_parallel": "parallelism.disable_loss_parallel",
     "async_tp": "parallelism.enable_async_tensor_parallel",
     "cp_method": "parallelism.context_parallel_rotate_method",
-    "pp_schedule": "parallelism.pipeline_parallel_schedule",
     "virtual_stages": "parallelism.pipeline_parallel_schedule",
     "micro_batch_size": "training.local_batch_size",
     "gradient_accumulation_steps": "training.global_batch_size",
@@ -52,19 +58,12 @@ _TORCHTITAN: Mapping[str, str | tuple[str, ...]] = {
     # fp8 is a converter's
     "precision": ("model.converters", "training.dtype", "training.mixed_precision_param"),
     "recompute": "activation_checkpoint.mode",
-    "offload": "training.enable_cpu_offload",
-    "compile": "compile.enable",
     "memory_total": "training.local_batch_size",
 }
 _TORCHTITAN_PYTHON: Mapping[str, str | tuple[str, ...]] = {
-    **DEGREES,
-    "dp": DEGREES["dp_shard"],
-    "world_size": DEGREES["dp_shard"],
-    "shard": DEGREES["dp_shard"],
-    "reshard_after_forward": "parallelism.fsdp_reshard_after_forward",
+    **_OF_TORCHTITANS,
     "sequence_parallel": "parallelism.enable_sequence_parallel",
     "async_tp": "compile.enable_async_tensor_parallel",
-    "pp_schedule": "parallelism.pipeline_parallel_schedule",
     "virtual_stages": (
         "parallelism.module_fqns_per_model_part",
         "parallelism.pipeline_parallel_schedule",
@@ -76,8 +75,6 @@ _TORCHTITAN_PYTHON: Mapping[str, str | tuple[str, ...]] = {
     # fp8 is a converter's
     "precision": ("model_spec.converters", "training.dtype", "training.mixed_precision_param"),
     "recompute": "activation_checkpoint",
-    "offload": "training.enable_cpu_offload",
-    "compile": "compile.enable",
     "loss_chunks": "loss.num_chunks",
     "memory_total": MICRO_TOKENS,
 }

@@ -37,11 +37,11 @@ def check_python(path: Path, lines: tuple[str, ...], text: str, given: Given) ->
         source = read_source(text)
     except ConfigSyntaxError as error:
         return Checked(path=path, format=None, findings=(of_syntax(path, error),), lines=lines)
-    if not is_torchtitans_python(source, known):
+    configs = tuple(python_configs(source, known))
+    if not (configs or is_torchtitans_python(source, known)):
         raise ConfigError(
             f"{path} has no function that returns a configuration of torchtitan's", hint=KNOWN
         )
-    configs = tuple(python_configs(source, known))
     made = {config.function for config in configs if config.is_made}
     problems = tuple(call_problems(source, known, made))
     found = [of_problem(path, problem) for problem in problems]

@@ -9,7 +9,6 @@ arguments https://kubernetes.io/docs/tasks/inject-data-application/define-interd
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from parastrat.emit.shell import accelerators, check_applied, check_launch, titl
 from parastrat.emit.text_file import EmitError, TextFile
 from parastrat.hardware import DeviceType, NetworkKind, Vendor
 from parastrat.launch import YOUR_SCRIPT
+from parastrat.rules.pod_facts import label_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,7 +156,7 @@ def _check_variables(case: Case) -> None:
 
 def _name(ref: str) -> str:
     """Return a name for the job and the plan that Kubernetes takes, of the model's."""
-    return re.sub(r"[^a-z0-9]+", "-", f"parastrat-{ref.lower()}")[:_LONGEST].strip("-")
+    return label_of(f"parastrat-{ref}", _LONGEST)
 
 
 def _text(value: str) -> str:

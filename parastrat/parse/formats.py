@@ -198,15 +198,15 @@ def _of_unknown(file: ConfigFile, entry: Mapping[str, Any], key: str, path: str)
     ignored = entry["unknown"] == "ignored"
     if ignored and key.startswith(_NOTES):
         return
+    if entry["unknown"] == "plugins":
+        yield _of_plugins(entry, key, path)
+        return
     near = entry.get("renamed", {}).get(key) or did_you_mean(key, list(entry["keys"]))
     name, text = (
         "",
         "is not read by anybody" if ignored else f"is no key of {_CALLED.get(file.format, file.format)}",
     )
     hint = f"did you mean {near}?" if near else "remove it; there is no such key here"
-    if entry["unknown"] == "plugins":
-        yield _of_plugins(entry, key, path)
-        return
     if file.format is ConfigFormat.SCRIPT:
         hint = f"did you mean --{near}?" if near else "remove it, or put it behind the script's name"
         text, name = f"is no option of {entry['command']}", f"--{key}"

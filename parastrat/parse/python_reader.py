@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from parastrat.config_file import OPEN
@@ -186,11 +186,11 @@ class Reader:
             return OPEN
         value = owner.fields.get(node.attr, OPEN)
         if value is OPEN:
-            default = self._maker(f"{owner.made_by}:{node.attr}", (), Record())
-            if default is None and not owner.rest_open and node.attr not in owner.fields:
+            is_unknown = owner.rest_open or node.attr in owner.fields
+            default = None if is_unknown else self._maker(f"{owner.made_by}:{node.attr}", (), Record())
+            if default is None and not is_unknown:
                 return OPEN
-            unknown = owner.rest_open or node.attr in owner.fields
-            value = Record(rest_open=True) if unknown or default is None else default
+            value = default or Record(rest_open=True)
             value.place = owner.place
             owner.fields[node.attr] = value
         return value
@@ -224,13 +224,11 @@ class Reader:
         if len(arguments) != 1 or not isinstance(arguments[0], Record):
             return OPEN
         (record,) = arguments
-        copy = Record(
-            made_by=record.made_by,
+        copy = replace(
+            record,
             fields={**record.fields, **keywords.fields},
             places={**record.places, **keywords.places},
-            place=record.place,
-            rest_open=record.rest_open,
-            bases=record.bases,
+            settled=False,
         )
         if keywords.rest_open:
             copy.open_up()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from parastrat.parse.dashes import as_meant
+from parastrat.parse.form import did_you_mean
 from parastrat.parse.key_names import full_name
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def is_unread(line: str) -> bool:
     found = _ALIKE.match(line)
     if found is None or _DIRECTIVE.match(line):
         return False
-    return bool(get_close_matches(found[1].upper(), [_WORD], cutoff=0.8))
+    return did_you_mean(found[1], [_WORD], fold=str.upper, alike=0.8) is not None
 
 
 def directive_entries(words: Sequence[str], entry: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

@@ -98,8 +98,7 @@ def _step_tokens(file: ConfigFile) -> int | None:
 def _micro_batches(file: ConfigFile, mesh: Mesh | None) -> Mapping[str, int | None]:
     """Return the micro-batch and the number of them in a step."""
     tokens, length, whole = micro_tokens(file), context_length(file), _step_tokens(file)
-    known = mesh is not None and tokens and length and whole and tokens % length == 0
-    if not known or mesh is None or not tokens or not length or not whole:
+    if mesh is None or not tokens or not length or not whole or tokens % length:
         return dict.fromkeys(("micro_batch_size", "gradient_accumulation_steps"))
     steps = whole // (tokens * mesh.dp) if whole % (tokens * mesh.dp) == 0 else None
     if mesh.pp > 1 and steps is not None:

@@ -74,9 +74,7 @@ def returns_config(source: Source, function: ast.FunctionDef) -> bool:
         for each in ast.walk(function)
         if isinstance(each, ast.Return) and isinstance(each.value, ast.Call)
     ]
-    return any(
-        re.fullmatch(r"torchtitan\..*(Trainer|Controller)\.Config", source.dotted(each)) for each in values
-    )
+    return any(_OF_TRAINERS.fullmatch(source.dotted(each)) for each in values)
 
 
 def class_named(full: str, known: Mapping[str, Any]) -> str:
@@ -149,7 +147,7 @@ def _file_of(
 ) -> ConfigFile:
     """Return a configuration with its sections as tables."""
     keys = {entry["name"]: list(entry["keys"]) for entry in known["tables"]}
-    sections = {**{name: keys[made_by] for name, made_by in known["sections"].items()}}
+    sections = {name: keys[made_by] for name, made_by in known["sections"].items()}
     sections |= {"model_spec": list(_OF_MODEL), "loss": list(_OF_LOSS)}
     table: dict[str, Any] = {}
     positions: dict[str, tuple[int, int]] = {}

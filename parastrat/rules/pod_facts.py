@@ -154,3 +154,8 @@ def entries(table: Any, name: str, key: str) -> Iterator[tuple[str, Mapping[str,
     for index, entry in enumerate(listed if isinstance(listed, list) else ()):
         if isinstance(entry, dict):
             yield f"{key}.{name}.{index}", entry
+
+
+def label_of(text: str, longest: int) -> str:
+    """Return a text in letters that Kubernetes takes for a name, cut to so many of them."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:longest].rstrip("-")

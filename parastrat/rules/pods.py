@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from parastrat.config_file import FILLED_IN, whole_number
 from parastrat.finding import Hit, Severity
 from parastrat.rules.jobs import JOBS, pods_of
-from parastrat.rules.pod_facts import entries
+from parastrat.rules.pod_facts import entries, label_of
 from parastrat.rules.rule import file_rule
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def jobs_have_names_of_hosts(file: ConfigFile) -> Iterator[Hit]:
     """
     name = file.get("metadata.name")
     if isinstance(name, str) and not FILLED_IN.search(name) and _NAME.fullmatch(name) is None:
-        meant = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].rstrip("-")
+        meant = label_of(name, 63)
         yield Hit(
             message=f'no job can be called "{name}"',
             fix=f"write name: {meant}"

@@ -13,7 +13,7 @@ from parastrat.memory.alike import code_of_meshes
 from parastrat.memory.several import keep_freed
 from parastrat.rules import rejection_masks
 from parastrat.rules.divisors import divisors
-from parastrat.search.rows import rungs_of, settled_columns, shape_columns, strategies_of
+from parastrat.search.rows import rungs_of, settled_columns, shape_columns, strategies_of, unnamed
 from parastrat.tables import facts_columns
 
 if TYPE_CHECKING:
@@ -71,10 +71,7 @@ def _obeying(choices: _Choices, known: Columns) -> _Choices:
 
 def _left(degrees: Any, columns: Columns) -> tuple[int, ...]:
     """Return the degrees that no rule rejects by their columns, a row each."""
-    alive = np.ones(len(degrees), dtype=bool)
-    for _, mask in rejection_masks(columns):
-        alive &= np.logical_not(mask)
-    return tuple(degrees[alive].tolist())
+    return tuple(degrees[unnamed(dict(rejection_masks(columns)), len(degrees))].tolist())
 
 
 def _told_apart(choices: _Choices) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from parastrat.elementwise import some
 from parastrat.rules import rejection_masks
 from parastrat.search.batches import OF_BATCH, Batches, of_shares
 from parastrat.search.meshes import meshes_of
-from parastrat.search.rows import Constraints, plan_at, plan_of_row
+from parastrat.search.rows import Constraints, plan_at, plan_of_row, unnamed
 from parastrat.search.space import (
     batch_columns,
     option_counts,
@@ -223,14 +223,6 @@ def _masks_of_batches(columns: Columns, judged: Container[PlanRule]) -> Iterator
     """
     own = {name: getattr(columns, name) for name in ("pp", "dp", *OF_BATCH)}
     return rejection_masks(Columns({**columns.numbers(), **own}), judged)
-
-
-def unnamed(masks: Mapping[PlanRule, Mask], rows: int) -> Any:
-    """Return which of so many rows no mask names."""
-    alive = np.ones(rows, dtype=bool)
-    for mask in masks.values():
-        alive &= np.logical_not(mask)
-    return alive
 
 
 def attributed(

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from parastrat.case import Facts
+    from parastrat.rules import PlanRule
+    from parastrat.units import Mask
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 
@@ -140,6 +142,14 @@ def _plan_of(numbers: Iterable[Any]) -> Plan:
     """Return a plan by what its columns hold, in the order of ``_MADE``."""
     known = {name: made(number) for (name, made), number in zip(_MADE.items(), numbers, strict=True)}
     return Plan(mesh=Mesh(**{axis: known.pop(axis) for axis in AXES}), **known)
+
+
+def unnamed(masks: Mapping[PlanRule, Mask], rows: int) -> Any:
+    """Return which of so many rows no mask names."""
+    alive = np.ones(rows, dtype=bool)
+    for mask in masks.values():
+        alive &= np.logical_not(mask)
+    return alive
 
 
 class _Stacked(Mapping[str, Any]):
