@@ -11,7 +11,6 @@ import numpy as np
 from parastrat.columns import code_of
 from parastrat.distinct import places_of
 from parastrat.elementwise import where
-from parastrat.memory.flying import TAKING_TURNS
 from parastrat.plan import Offload, PipelineSchedule, Shard
 from parastrat.remembered import remembered
 from parastrat.schedules import SPLIT_ALWAYS, V_SHAPED
@@ -26,6 +25,8 @@ _BENT = frozenset(code_of(schedule) for schedule in V_SHAPED)
 _ONE_F_ONE_B = code_of(PipelineSchedule.ONE_F_ONE_B)
 _INTERLEAVED = code_of(PipelineSchedule.INTERLEAVED)
 _AS_RANKS = _BENT | {code_of(PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)}
+#: under these a rank's several virtual stages have each a number in flight of its own
+_TAKING_TURNS = _AS_RANKS | {_INTERLEAVED}
 _HOLDING_FEWER = _AS_RANKS | {_ONE_F_ONE_B, _INTERLEAVED}
 _SHARDS, _OFFLOADS, _SCHEDULES = len(Shard), len(Offload), len(PipelineSchedule) + 1
 
@@ -162,7 +163,7 @@ def _alike(job: JobFlags, code: int) -> Alike:
     piped, gathers, undivided, alone, several, few = (flags >> place & 1 == 1 for place in range(6))
     shards, whole = shard == _SHARDED, shard != _SHARDED and not job.fused
     one_by_one = whole and shard == _UNSHARDED and (undivided or piped)
-    turns, splits = piped and several and schedule in TAKING_TURNS, piped and schedule in _SPLIT_ALWAYS
+    turns, splits = piped and several and schedule in _TAKING_TURNS, piped and schedule in _SPLIT_ALWAYS
     holds_all = schedule not in _HOLDING_FEWER
     return Alike(
         shard=shard,

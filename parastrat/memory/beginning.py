@@ -14,11 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from parastrat.elementwise import larger, where
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from parastrat.memory.activations import KindBytes
     from parastrat.memory.alike import Alike
-    from parastrat.memory.held import RankHeld
     from parastrat.memory.plans import Plans
     from parastrat.ranks.spread import Rank
     from parastrat.ranks.states import States
@@ -63,11 +60,3 @@ def beginning_of(plans: Plans, kinds: KindBytes, rank: Rank, held: Waits) -> Beg
     total = job.context + job.buffers + held.states.kept + idle + job.share * transient
     waits = alike.gathers & (held.waiting > 0)
     return Beginning(where(waits, total, 0.0), where(waits, transient, 0.0), where(waits, idle, 0.0))
-
-
-def beginning_parts(plans: Plans, held: RankHeld, at: Beginning) -> Sequence[Bytes]:
-    """Return ``PARTS`` of what a rank holds then, bytes."""
-    states, job = held.states, plans.job
-    overhead = job.context + at.idle + job.stack.fragmentation * at.transient
-    parameters = states.parameters + job.buffers
-    return parameters, states.gradients, states.optimizer, 0.0, at.transient, overhead

@@ -9,7 +9,7 @@ gradients, for every micro-batch of a step, once in a training (``_setup_forward
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from parastrat.columns import code_of
 from parastrat.elementwise import larger, where
@@ -20,7 +20,7 @@ from parastrat.stack import Crossing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from parastrat.memory.held import OfRanks
+    from parastrat.memory.alike import Alike
     from parastrat.memory.plans import Plans
     from parastrat.model import Autocast, Block, ModelSpec
     from parastrat.units import Bytes, Numbers
@@ -28,6 +28,29 @@ if TYPE_CHECKING:
 _NOTHING, _SENT = Crossing.NOTHING, Crossing.SENT
 #: from which on a block keeps what it was given
 _KEEPING_INPUTS = code_of(Recompute.SELECTIVE)
+
+
+class Sending(Protocol):
+    """What of the plans of ranks tells what these send and receive."""
+
+    @property
+    def alike(self) -> Alike: ...
+
+    @property
+    def pp(self) -> Numbers: ...
+
+    @property
+    def virtual_stages(self) -> Numbers: ...
+
+    @property
+    def gradient_accumulation_steps(self) -> Numbers: ...
+
+    #: what ``widths_of`` tells
+    @property
+    def width(self) -> Bytes: ...
+
+    @property
+    def given(self) -> Bytes: ...
 
 
 def widths_of(plans: Plans) -> tuple[Bytes, Bytes]:
@@ -57,7 +80,7 @@ def widths_of(plans: Plans) -> tuple[Bytes, Bytes]:
     return width, given
 
 
-def crossing_bytes(crossing: Crossing, c: OfRanks, rank: Numbers, held: Numbers) -> tuple[Bytes, Bytes]:
+def crossing_bytes(crossing: Crossing, c: Sending, rank: Numbers, held: Numbers) -> tuple[Bytes, Bytes]:
     """Return a pipeline rank's buffers, and what it holds of what it sent, less what lies in buffers.
 
     Args:

@@ -1,27 +1,14 @@
-"""What pipelines hold of micro-batches in flight, and which plans' virtual stages take turns."""
+"""What pipelines hold of micro-batches in flight."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from parastrat.columns import code_of
 from parastrat.elementwise import smaller, where
-from parastrat.plan import PipelineSchedule
-from parastrat.schedules import V_SHAPED
 
 if TYPE_CHECKING:
     from parastrat.memory.alike import Alike
     from parastrat.units import Numbers
-
-#: codes of schedules under which a rank's several virtual stages have each a number in flight of its own
-TAKING_TURNS = frozenset(
-    code_of(schedule)
-    for schedule in (
-        PipelineSchedule.INTERLEAVED,
-        PipelineSchedule.INTERLEAVED_ZERO_BUBBLE,
-        *V_SHAPED,
-    )
-)
 
 
 class Pipes(Protocol):

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from parastrat.memory.activations import kinds_bytes
 from parastrat.memory.alone import plan_alone, ranks_of
 from parastrat.memory.backward import moving_of, ways_of
-from parastrat.memory.beginning import Waits, beginning_of, beginning_parts
+from parastrat.memory.beginning import Waits, beginning_of
 from parastrat.memory.gathered import EVERY_WAY, ONCE, When
 from parastrat.memory.held import rank_held, ranks_read
-from parastrat.memory.parts import PARTS, backward_parts, lacking_of, step_parts
+from parastrat.memory.parts import PARTS, backward_parts, beginning_parts, lacking_of, step_parts
 from parastrat.memory.plans import job_of
 from parastrat.ranks import block_kinds
 from parastrat.ranks.division import divided_total

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from parastrat.elementwise import larger, of_kinds, some, where
 from parastrat.memory.activations import coming_gradients
-from parastrat.memory.beginning import beginning_parts
 from parastrat.memory.gathered import ONCE
 from parastrat.memory.unmade import lacking_bytes, unmade_bytes
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 
     from parastrat.elementwise import Counts
     from parastrat.memory.backward import Moving
+    from parastrat.memory.beginning import Beginning
     from parastrat.memory.held import RankHeld
     from parastrat.memory.plans import Plans
     from parastrat.ranks.starts import Start
@@ -42,6 +42,14 @@ def step_parts(plans: Plans, held: RankHeld) -> Sequence[Bytes]:
     transient, overhead = states.stepping + held.buffers, plans.job.context + held.pool
     parameters = states.parameters + plans.job.buffers
     return parameters, states.gradients, states.optimizer, 0.0, transient, overhead
+
+
+def beginning_parts(plans: Plans, held: RankHeld, at: Beginning) -> Sequence[Bytes]:
+    """Return ``PARTS`` of what a rank holds as a micro-batch's forward begins, bytes."""
+    states, job = held.states, plans.job
+    overhead = job.context + at.idle + job.stack.fragmentation * at.transient
+    parameters = states.parameters + job.buffers
+    return parameters, states.gradients, states.optimizer, 0.0, at.transient, overhead
 
 
 def backward_parts(

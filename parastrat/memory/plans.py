@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.elementwise import common, where
+from parastrat.hardware import DeviceType
 from parastrat.memory.alike import JobFlags
 from parastrat.memory.kinds import Shares, shared_bytes
-from parastrat.memory.pools import pooled
 from parastrat.memory.variants import kinds_held
 from parastrat.plan import ContextMethod, Recompute
 from parastrat.ranks.division import division_of
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.memory.alike import Alike
-    from parastrat.memory.shortcuts import Shortcut
     from parastrat.memory.variants import KindsOf
     from parastrat.model import ModelSpec
     from parastrat.ranks.division import Division
@@ -81,8 +80,6 @@ class Job:
     rootless: bool
     #: of the job's columns those that are read
     columns: Mapping[str, Any]
-    #: code for plans of some kinds
-    shortcuts: dict[tuple[Any, ...], Shortcut] = field(default_factory=dict)
 
 
 @remembered
@@ -103,12 +100,20 @@ def job_of(facts: Facts) -> Job:
         context=float(context_bytes(facts)),
         buffers=float(facts.model.buffers),
         share=1 + stack.fragmentation,
-        flags=JobFlags(fused=stack.kernels.fused, pooled=pooled(facts), casts=element.cast > 0),
+        flags=JobFlags(fused=stack.kernels.fused, pooled=_pooled(facts), casts=element.cast > 0),
         units=tuple(place for place, unit in enumerate(pipelines.kinds.units) if unit),
         every_kind=range(len(pipelines.kinds.blocks)),
         rootless=stack.gathers_in_graph or stack.ends_apart,
         columns={name: value for name, value in read.items() if value is not None},
     )
+
+
+def _pooled(facts: Facts) -> bool:
+    """Return whether what is freed stays with the stream that made it, as in torch on accelerators.
+
+    A stack that gathers and reduces in the stream that computes leaves nothing behind.
+    """
+    return not facts.stack.gathers_in_graph and facts.hardware.device.type is not DeviceType.CPU
 
 
 @dataclass(slots=True)

@@ -14,24 +14,14 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from parastrat.elementwise import larger, where
-from parastrat.hardware import DeviceType
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from parastrat.case import Facts
     from parastrat.memory.activations import KindBytes
     from parastrat.memory.plans import Plans
     from parastrat.ranks.spread import Rank
     from parastrat.units import Bytes, Mask, Numbers
-
-
-def pooled(facts: Facts) -> bool:
-    """Return whether what is freed stays with the stream that made it, as in torch on accelerators.
-
-    A stack that gathers and reduces in the stream that computes leaves nothing behind.
-    """
-    return not facts.stack.gathers_in_graph and facts.hardware.device.type is not DeviceType.CPU
 
 
 def idle_pool(plans: Plans, kinds: KindBytes, rank: Rank, root: Numbers, gathers: Mask) -> Bytes:

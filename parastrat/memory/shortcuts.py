@@ -22,6 +22,7 @@ from parastrat.memory.alone import (
 )
 from parastrat.memory.ceilings import ceilings
 from parastrat.memory.held import ranks_read
+from parastrat.remembered import remembered
 from parastrat.straight import straight
 
 if TYPE_CHECKING:
@@ -96,6 +97,13 @@ class Shortcut:
         return plans_alone(self.job, row_alone(self.job, numbers), self.alike)
 
 
+@remembered
+def shortcuts_of(job: Job) -> dict[tuple[Any, ...], Shortcut]:
+    """Return the shortcuts of a job's kinds of plans as they are written."""
+    del job
+    return {}
+
+
 def parts_of_plan(job: Job, numbers: Mapping[str, Any]) -> Sequence[Bytes]:
     """Return ``PARTS`` where one plan, told by its columns, holds most; bytes."""
     c = row_alone(job, numbers)
@@ -103,12 +111,13 @@ def parts_of_plan(job: Job, numbers: Mapping[str, Any]) -> Sequence[Bytes]:
     # whether virtual stages that may take turns have few micro-batches this does not tell
     few = c.virtual_stages > 1 and c.gradient_accumulation_steps <= c.pp
     kind = alike, few, *_choices(numbers)
-    known = job.shortcuts.get(kind)
+    shortcuts = shortcuts_of(job)
+    known = shortcuts.get(kind)
     if known is None:
-        if len(job.shortcuts) >= _MOST:
-            job.shortcuts.clear()
+        if len(shortcuts) >= _MOST:
+            shortcuts.clear()
         ranks = ranks_of(plans_alone(job, c, alike))
-        known = job.shortcuts[kind] = Shortcut(job, alike, numbers, *ranks)
+        known = shortcuts[kind] = Shortcut(job, alike, numbers, *ranks)
     if known.met >= _OFTEN:
         return known.parts(_sizes(numbers))
     known.met += 1

@@ -12,7 +12,7 @@ from parastrat.case import Facts
 from parastrat.memory import plan_memory, shortcuts
 from parastrat.memory.alone import parts_alone, plan_alone
 from parastrat.memory.plans import job_of
-from parastrat.memory.shortcuts import parts_of_plan
+from parastrat.memory.shortcuts import parts_of_plan, shortcuts_of
 from parastrat.plan import ContextMethod, Mesh, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.schedules import V_SHAPED
@@ -97,14 +97,14 @@ def test_code_is_written_as_soon_as_many_plans_of_a_kind_were_met(monkeypatch: p
     plan = replace(_drawn(draw), mesh=Mesh(dp_shard=8), shard=Shard.PARAMETERS, pp_schedule=None)
     others = [replace(plan, micro_batch_size=size) for size in range(1, 6)]
     found = [plan_memory(facts, other) for other in others]
-    (kind,) = job_of(facts).shortcuts.values()
+    (kind,) = shortcuts_of(job_of(facts)).values()
     assert kind.met == 3
     assert kind.codes
     assert found == [plan_memory(facts, other) for other in others]
     plan_memory(facts, replace(plan, micro_batch_size=2, mesh=Mesh(dp_shard=8, tp=2)))
-    assert len(job_of(facts).shortcuts) == 1
+    assert len(shortcuts_of(job_of(facts))) == 1
     plan_memory(facts, replace(plan, mesh=Mesh(dp_shard=4, pp=2), pp_schedule=PipelineSchedule.GPIPE))
-    assert len(job_of(facts).shortcuts) == 2
+    assert len(shortcuts_of(job_of(facts))) == 2
 
 
 def test_few_kinds_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,4 +113,4 @@ def test_few_kinds_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = replace(_drawn(draw), mesh=Mesh(dp_shard=8), pp_schedule=None)
     for policy in Recompute:
         plan_memory(facts, replace(plan, recompute=policy))
-        assert len(job_of(facts).shortcuts) <= 2
+        assert len(shortcuts_of(job_of(facts))) <= 2
