@@ -25,7 +25,7 @@ from parastrat.errors import ParastratError
 from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Shard
 from parastrat.runtime.slots import clean_name
 from parastrat.runtime.tensor_parallel.computed import move_the_last_bit
-from parastrat.runtime.wrapping import inner
+from parastrat.runtime.wrapped import inner
 from parastrat.workload import Precision
 
 MICRO_BATCH = 2

@@ -10,7 +10,8 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,18 @@ def test_imports_go_only_downwards() -> None:
     command = Path(sys.executable).parent / "lint-imports"
     done = subprocess.run([command], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    """Not for type checks either: what knows of each other is one subject, or wants to be told apart."""
+    files = {_module_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+    # raises an error that names a circle
+    order = [
+        *TopologicalSorter(
+            {name: set(_read_by(tree, files)) for name, tree in files.items()}
+        ).static_order()
+    ]
+    assert set(order) == set(files)
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -134,6 +147,20 @@ def test_the_report_in_the_readme_is_the_real_one() -> None:
 
 def test_ci_calls_what_the_readme_calls() -> None:
     assert "\nbash scripts/test.sh\n" in (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+
+
+def _module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def _read_by(tree: ast.Module, files: Collection[str]) -> Iterator[str]:
+    """Yield the project's files of which a module imports anything, wherever it does."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (
+                found for name in names if (found := name if name in files else node.module) in files
+            )
 
 
 def _imported_on_loading(tree: ast.Module) -> Iterator[str]:

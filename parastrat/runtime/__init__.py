@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from parastrat.runtime.apply import auto_parallelize
     from parastrat.runtime.chunked_loss import chunked_cross_entropy
-    from parastrat.runtime.training.batches import shard_dataloader
     from parastrat.runtime.training.checkpoints import load_checkpoint, save_checkpoint
+    from parastrat.runtime.training.data_loaders import shard_dataloader
     from parastrat.runtime.training.evaluation import evaluate
     from parastrat.runtime.training.gradients import clip_grad_norm_
     from parastrat.runtime.training.step import forward_backward
@@ -39,7 +39,7 @@ _HOMES = {
     "forward_backward": "training.step",
     "load_checkpoint": "training.checkpoints",
     "save_checkpoint": "training.checkpoints",
-    "shard_dataloader": "training.batches",
+    "shard_dataloader": "training.data_loaders",
 }
 
 

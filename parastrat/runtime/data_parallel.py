@@ -20,13 +20,11 @@ from parastrat.runtime.own_units import columns_over, policy_text, shard_experts
 from parastrat.runtime.precision import COMPUTE, policy
 from parastrat.runtime.refusals import check_calls
 from parastrat.runtime.replicated import Replicated
-from parastrat.runtime.training.buffers import (
-    follow_first_rank,
-    has_changing_buffers,
-)
+from parastrat.runtime.training.buffers import has_changing_buffers
+from parastrat.runtime.training.first_ranks_buffers import follow_first_rank
 from parastrat.runtime.training.gathered import Left
 from parastrat.runtime.training.reached import Reached
-from parastrat.runtime.training.scalars import average_scalars, scalars_in
+from parastrat.runtime.training.scalars import Scalars, scalars_in
 from parastrat.runtime.training.seen import refuse_second_gradients, see_outputs
 from parastrat.runtime.training.swapped import refuse_swapped
 from parastrat.runtime.training.writes import refuse_assigned_data, refuse_lost_writes
@@ -127,7 +125,7 @@ def shard(
     stacks = [name for name, parameter in module.named_parameters() if by_columns(parameter)]
     if stacks:
         keywords["shard_placement_fn"] = by_columns
-    average_scalars(module, wrapping)
+    _average_scalars(module, wrapping)
     if alone := scalars_in(module):
         keywords["ignored_params"] = alone
     own = _without_shared(module, units)
@@ -246,3 +244,20 @@ def _without_shared(module: nn.Module, units: Mapping[str, nn.Module]) -> dict[s
         for name, unit in units.items()
         if (held := list(unit.parameters())) and all(len(owners[parameter]) == 1 for parameter in held)
     }
+
+
+def _average_scalars(module: nn.Module, wrapping: Wrapping) -> None:
+    """Average the gradients of a module's parameters without a dimension, from now on.
+
+    Args:
+        module: the root of what FSDP2 shards; those of a pipeline's stages are several.
+        wrapping: of the model.
+    """
+    if not scalars_in(module):
+        return
+    if wrapping.scalars is None:
+        wrapping.scalars = Scalars(wrapping.mesh)
+    wrapping.scalars.add(module)
+    if wrapping.plan.mesh.pp == 1:
+        wrapping.scalars.follow(module, wrapping)
+    wrapping.calls.append("# gradients of parameters without a dimension are averaged over the data ranks")

@@ -67,7 +67,7 @@ def _placed(
 ) -> nn.Module:
     """Shard or replicate, with first weights, on the device."""
     if wrapping.pipeline is not None:
-        return _in_stages(module, wrapping.pipeline, units, experts, start)
+        return _in_stages(module, wrapping, wrapping.pipeline, units, experts, start)
     if wrapping.plan.shards_parameters:
         model = shard(module, wrapping, units, experts)
         fill(module, wrapping, start)
@@ -86,13 +86,13 @@ def _placed(
 
 def _in_stages(
     module: nn.Module,
+    wrapping: Wrapping,
     pipeline: Pipeline,
     units: dict[str, nn.Module],
     experts: dict[str, nn.Module],
     start: Start,
 ) -> nn.Module:
     """Shard or replicate each stage of this rank, with first weights, on the device."""
-    wrapping = pipeline.wrapping
     split(pipeline, module)
     if pipeline.sharded:
         for chunk in pipeline.modules.values():

@@ -17,7 +17,7 @@ from parastrat.plan import Plan
 from parastrat.rules.runtime_support import refusals_of
 from parastrat.runtime.blocks import parameter_count, repeated_blocks, sparse_table
 from parastrat.runtime.slots import check_shapes
-from parastrat.runtime.wrapping import is_wrapped
+from parastrat.runtime.wrapped import is_wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -7,7 +7,8 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import WrapError
-from parastrat.runtime.wrapping import is_wrapped, wrapping_of
+from parastrat.runtime.wrapped import is_wrapped
+from parastrat.runtime.wrapping import wrapping_of
 
 #: what timm's optimizers and rates by depth ask a model for, and do without where it has none
 _ASKED = frozenset({"no_weight_decay", "group_matcher"})

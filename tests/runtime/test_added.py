@@ -14,7 +14,7 @@ from torch import nn
 
 import parastrat
 from parastrat.plan import Plan
-from parastrat.runtime.wrapping import inner
+from parastrat.runtime.wrapped import inner
 
 pytestmark = pytest.mark.slow
 

@@ -27,8 +27,8 @@ from parastrat.runtime.refusals import check_gradients
 from parastrat.runtime.slots import without_data
 from parastrat.runtime.tensor_parallel.copies import Source, small_copies
 from parastrat.runtime.tensor_parallel.derived import derived_layout
-from parastrat.runtime.training.buffers import _send
 from parastrat.runtime.training.counted import counted
+from parastrat.runtime.training.first_ranks_buffers import _send
 from parastrat.runtime.training.reached import reached_from
 from parastrat.runtime.ways import chooses_ways, drawn_ways, outside_of
 from parastrat.workload import Precision

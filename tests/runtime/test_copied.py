@@ -24,7 +24,8 @@ import parastrat
 from parastrat.plan import Plan, Recompute
 from parastrat.runtime.shares import share_of
 from parastrat.runtime.slots import slots_of
-from parastrat.runtime.wrapping import is_wrapped, latest_wrapping, wrapping_of
+from parastrat.runtime.wrapped import is_wrapped
+from parastrat.runtime.wrapping import latest_wrapping, wrapping_of
 from parastrat.workload import Precision
 
 pytestmark = pytest.mark.slow

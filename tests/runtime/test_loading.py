@@ -14,7 +14,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_
 
 import parastrat
 from parastrat.plan import Plan
-from parastrat.runtime.wrapping import inner
+from parastrat.runtime.wrapped import inner
 
 pytestmark = pytest.mark.slow
 

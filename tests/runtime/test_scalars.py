@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import parastrat
 from parastrat.plan import PipelineSchedule
-from parastrat.runtime.wrapping import inner
+from parastrat.runtime.wrapped import inner
 
 STEPS = 3
 HSDP = {"dp_shard": 2, "dp_replicate": 2}

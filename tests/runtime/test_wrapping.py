@@ -16,7 +16,7 @@ from torch import nn
 
 import parastrat
 from parastrat.plan import PipelineSchedule
-from parastrat.runtime.wrapping import is_wrapped
+from parastrat.runtime.wrapped import is_wrapped
 
 SAMPLES, WIDTH = 4, 8
 SHAPES: dict[str, dict[str, Any]] = {

@@ -36,14 +36,14 @@ from parastrat.schedules import SPLIT, rank_of_stage, schedule_of
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parastrat.runtime.wrapping import Wrapping
+    from parastrat.runtime.wrapped import Wrapped
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Pipeline:
     """The stages of this rank."""
 
-    wrapping: Wrapping
+    wrapping: Wrapped
     #: this rank's pipeline
     pp: DeviceMesh
     setting: Setting

@@ -17,13 +17,14 @@ from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.tensor_parallel.dropout import States
 from parastrat.runtime.tensor_parallel.looked_at import LookedAt
 from parastrat.runtime.training.compared import DRIFT, differing, is_compared, spread, told
-from parastrat.runtime.wrapping import inner
+from parastrat.runtime.wrapped import inner
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parastrat.runtime.wrapping import Wrapping
+    from parastrat.runtime.pipeline.pipelined import Pipeline
+    from parastrat.runtime.wrapped import Wrapped
 
 #: of a norm, by which what ranks return may differ: short formats keep three digits, in any order of sums
 _ROUNDING = 1e-2
@@ -36,12 +37,14 @@ class Alike:
         model: divided; all its forwards are run by all ranks of the group.
         wrapping: of it.
         mesh: of the ranks.
+        passing: whose stages receive and send positions of a sample, if any do.
     """
 
-    def __init__(self, model: nn.Module, wrapping: Wrapping, mesh: DeviceMesh) -> None:
+    def __init__(
+        self, model: nn.Module, wrapping: Wrapped, mesh: DeviceMesh, passing: Pipeline | None
+    ) -> None:
         self._wrapping, self._mesh = wrapping, mesh
-        #: whose stages receive and send positions of a sample
-        self._passing = None if wrapping.mesh.cp is None else wrapping.pipeline
+        self._passing = passing
         axes = [axis for axis in ("cp", "tp") if getattr(wrapping.plan.mesh, axis) > 1]
         group = f"{' and '.join(axes)} group"
         self._among = f"between the ranks of one {group}"

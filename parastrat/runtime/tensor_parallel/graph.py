@@ -19,8 +19,8 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from parastrat.runtime.blocks import holds_experts
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.silence import quiet_export
+from parastrat.runtime.tensor_parallel.by_values import flags_in, reads_values
 from parastrat.runtime.tensor_parallel.layout import Given
-from parastrat.runtime.tensor_parallel.same_way import flags_in, reads_values
 from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
 from parastrat.runtime.untouched import untouched

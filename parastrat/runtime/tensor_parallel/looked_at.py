@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from parastrat.runtime.wrapping import Wrapping
+    from parastrat.runtime.wrapped import Wrapped
 
 #: what names of attention weights end in, in outputs of transformers' models
 _ATTENTIONS = "attentions"
@@ -41,7 +41,7 @@ class LookedAt:
         wrapping: of it.
     """
 
-    def __init__(self, module: nn.Module, wrapping: Wrapping) -> None:
+    def __init__(self, module: nn.Module, wrapping: Wrapped) -> None:
         #: by name what is given a share
         self._layers = dict(_divided(module, wrapping))
         self._said = _FEATURES if wrapping.division is None else _POSITIONS
@@ -85,7 +85,7 @@ class LookedAt:
                     )
 
 
-def _divided(module: nn.Module, wrapping: Wrapping) -> Iterator[tuple[str, nn.Module]]:
+def _divided(module: nn.Module, wrapping: Wrapped) -> Iterator[tuple[str, nn.Module]]:
     """Yield the layers whose features are divided, and all that is in blocks whose positions are."""
     if wrapping.layout is not None:
         for name, part in wrapping.layout.parts.items():

@@ -15,14 +15,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from torch.fx import Node
 
 from parastrat.errors import WrapError
-from parastrat.runtime.leaves import leaves_with_paths
+from parastrat.runtime.tensor_parallel.by_values import flags_in
 from parastrat.runtime.tensor_parallel.layout import Given, Layout, kind_of
-from parastrat.runtime.tracing.masks import is_mask
 
 if TYPE_CHECKING:
     from parastrat.runtime.tensor_parallel.graph import Graph, ModuleCall
@@ -30,26 +28,6 @@ if TYPE_CHECKING:
 _CHOSEN = "the forward chooses its way by values while its output is divided"
 _BEFORE = "the forward chooses its way by values before its output is divided"
 _GIVEN = "the forward chooses its way by values, and gives {path} numbers"
-
-
-def reads_values(operator: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether an operator gives Python numbers of tensors, or sizes that hang on their values.
-
-    Args:
-        operator: an overload of torch's, or anything else.
-        args: tensors, or a graph's nodes with the ``val`` that torch.export notes.
-    """
-    tags = getattr(operator, "tags", ())
-    if torch.Tag.data_dependent_output in tags or operator is torch.ops.aten.item.default:
-        return True
-    if torch.Tag.dynamic_output_shape not in tags:
-        return False
-    # of lookups, what a mask takes has a size that hangs on its values
-    return operator is not torch.ops.aten.index.Tensor or any(map(_is_mask, args[1]))
-
-
-def _is_mask(index: Any) -> bool:
-    return is_mask(index.meta["val"] if isinstance(index, Node) else index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,19 +108,6 @@ def _around(stacks: list[tuple[ModuleCall, ...]]) -> tuple[ModuleCall, ...]:
     """Return the calls that all of these are inside of, from the outermost."""
     shared = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*stacks, strict=False))
     return tuple(level[0] for level in shared)
-
-
-def flags_in(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Given | None:
-    """Return the flags that a call is given, or returns; none where there is more than these and tensors.
-
-    Numbers are more: they may be sizes, which others may have. Optional tensors may be left out: batches
-    have a mask, or none, whatever a forward chooses.
-    """
-    leaves = leaves_with_paths((args, kwargs))
-    flags = [(path, leaf) for path, leaf in leaves if not (leaf is None or isinstance(leaf, torch.Tensor))]
-    if not all(isinstance(leaf, bool | str) for _, leaf in flags):
-        return None
-    return tuple(sorted((path, repr(leaf)) for path, leaf in flags))
 
 
 def hold_to(module: nn.Module, layout: Layout) -> None:

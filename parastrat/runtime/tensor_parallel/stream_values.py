@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from parastrat.runtime.tensor_parallel.same_way import reads_values
+from parastrat.runtime.tensor_parallel.by_values import reads_values
 from parastrat.runtime.tensor_parallel.sequence import NoStreamError, activations, gathered_homes
 from parastrat.runtime.training.batches import called
 

@@ -23,8 +23,9 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from parastrat.errors import UsageError
 from parastrat.runtime.slots import clean_name
-from parastrat.runtime.training.buffers import equalise_buffers
-from parastrat.runtime.wrapping import inner, wrapping_of
+from parastrat.runtime.training.first_ranks_buffers import equalise_buffers
+from parastrat.runtime.wrapped import inner
+from parastrat.runtime.wrapping import wrapping_of
 
 if TYPE_CHECKING:
     from parastrat.runtime.pipeline.pipelined import Pipeline

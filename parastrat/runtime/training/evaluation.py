@@ -11,8 +11,9 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from parastrat.errors import UsageError
 from parastrat.runtime.leaves import as_tree
-from parastrat.runtime.training.batches import called, rebuilt, same_order, target_count, to_device
-from parastrat.runtime.training.buffers import equalise_buffers
+from parastrat.runtime.training.batches import called, target_count, to_device
+from parastrat.runtime.training.data_loaders import rebuilt, same_order
+from parastrat.runtime.training.first_ranks_buffers import equalise_buffers
 from parastrat.runtime.training.told import Told
 from parastrat.runtime.wrapping import wrapping_of
 

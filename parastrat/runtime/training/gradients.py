@@ -18,13 +18,15 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad
 
-from parastrat.runtime.wrapping import is_wrapped, wrapping_of
+from parastrat.runtime.wrapped import is_wrapped
+from parastrat.runtime.wrapping import wrapping_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch.distributed.device_mesh import DeviceMesh
 
+    from parastrat.runtime.pipeline.mixing import Mixing
     from parastrat.runtime.pipeline.pipelined import Pipeline
     from parastrat.runtime.wrapping import Wrapping
 
@@ -47,11 +49,11 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, *, norm_type: float = 2.0
     """
     parameters = [parameter for parameter in model.parameters() if parameter.grad is not None]
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    pipeline = wrapping_of(model).pipeline if is_wrapped(model) else None
-    if pipeline is None:
+    wrapping = wrapping_of(model) if is_wrapped(model) else None
+    if wrapping is None or wrapping.pipeline is None:
         norm = _over_meshes(gradients, norm_type)
     else:
-        norm = _over_stages(gradients, norm_type, pipeline)
+        norm = _over_stages(gradients, norm_type, wrapping.pipeline, wrapping.mixing)
     _scale(parameters, max_norm, norm)
     return norm
 
@@ -73,9 +75,9 @@ def _total_norm(
     tensors: Any, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
 ) -> torch.Tensor:
     gradients = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    pipeline = _pipeline_of(gradients)
-    if pipeline is not None:
-        norm = _over_stages(gradients, norm_type, pipeline)
+    wrapping = _wrapping_of(gradients)
+    if wrapping is not None and wrapping.pipeline is not None:
+        norm = _over_stages(gradients, norm_type, wrapping.pipeline, wrapping.mixing)
     elif len(_by_mesh(gradients)) > 1:
         norm = _over_meshes(gradients, norm_type)
     else:
@@ -88,12 +90,12 @@ def _total_norm(
     return norm
 
 
-def _pipeline_of(gradients: Sequence[torch.Tensor]) -> Pipeline | None:
-    """Return whose gradients these are; where there are none, of the model that others have some of."""
+def _wrapping_of(gradients: Sequence[torch.Tensor]) -> Wrapping | None:
+    """Return that of the model in stages whose gradients these are; of none, whose others have some of."""
     asked = {id(each) for each in gradients}
     for model in _in_stages:
         if not asked or any(id(each.grad) in asked for each in model.parameters() if each.grad is not None):
-            return wrapping_of(model).pipeline
+            return wrapping_of(model)
     return None
 
 
@@ -120,10 +122,12 @@ def _over_meshes(gradients: Sequence[torch.Tensor], norm_type: float) -> torch.T
     return whole[0] if len(whole) == 1 else torch.linalg.vector_norm(torch.stack(whole), norm_type)
 
 
-def _over_stages(gradients: Sequence[torch.Tensor], norm_type: float, pipeline: Pipeline) -> torch.Tensor:
+def _over_stages(
+    gradients: Sequence[torch.Tensor], norm_type: float, pipeline: Pipeline, mixing: Mixing | None
+) -> torch.Tensor:
     """Return the norm of gradients over all stages of a pipeline, of each once; all its ranks call it."""
-    if pipeline.wrapping.mixing is not None:
-        pipeline.wrapping.mixing.clipped()
+    if mixing is not None:
+        mixing.clipped()
     elsewhere = {id(each.grad) for each in pipeline.counted_elsewhere if each.grad is not None}
     norm = _over_meshes([each for each in gradients if id(each) not in elsewhere], norm_type)
     norm = norm.to(pipeline.wrapping.device)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
+
 from parastrat.runtime.pipeline.applied import apply_to_all
 from parastrat.runtime.pipeline.mixing import Mixing, tell_of_averages
+from parastrat.runtime.tensor_parallel.alike import Alike
 from parastrat.runtime.training.changed_whole import change_whole
 from parastrat.runtime.training.draws import draw_whole
 from parastrat.runtime.training.gradients import clip_alike
 from parastrat.runtime.training.loading import tell_of_whole
 from parastrat.runtime.training.once import refuse_again
+from parastrat.runtime.training.order import gather_alike
 from parastrat.runtime.training.plain_loop import guard_plain_loop
 from parastrat.runtime.training.refused_by_torch import tell_of_refusals
-from parastrat.runtime.training.replicas import compare_ranks
+from parastrat.runtime.training.replicas import Replicas
 from parastrat.runtime.training.saving import tell_of_parts
 from parastrat.runtime.training.scaled import scale_alike
-from parastrat.runtime.training.unused import leave_unused
+from parastrat.runtime.training.unused import Unused
 from parastrat.runtime.training.whole_values import read_whole
-from parastrat.runtime.wrapping import remember
+from parastrat.runtime.wrapped import remember
 
 if TYPE_CHECKING:
     from torch import nn
@@ -46,3 +50,25 @@ def guard(model: nn.Module, wrapping: Wrapping) -> None:
         tell_of_averages(wrapping.pipeline)
         apply_to_all(wrapping.pipeline.absent, wrapping.device)
         wrapping.pipeline.settle(model)  # behind all that hooks the model
+
+
+def leave_unused(model: nn.Module, wrapping: Wrapping) -> None:
+    """Leave what no rank used without gradient, where zeros are reduced; first weights are there."""
+    if not wrapping.reduce_unused:
+        return
+    wrapping.unused = Unused(wrapping.reduce_unused, wrapping.mesh)
+    if wrapping.pipeline is None:
+        wrapping.unused.follow(model, wrapping)
+    wrapping.calls.append("# what no rank used in a backward is left without gradient, as on one device")
+
+
+def compare_ranks(model: nn.Module, wrapping: Wrapping) -> None:
+    """Compare a wrapped model's ranks from now on; those of dry runs are not there."""
+    mesh = wrapping.mesh
+    if mesh.stage_group is None or dist.get_backend() == "fake":
+        return
+    replicas = wrapping.replicas = Replicas(model, wrapping)
+    gather_alike(model, wrapping)
+    if mesh.sample is not None:
+        passing = None if mesh.cp is None else wrapping.pipeline
+        replicas.alike = Alike(model, wrapping, mesh.sample, passing)

@@ -13,7 +13,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from parastrat.errors import WrapError
-from parastrat.runtime.wrapping import inner
+from parastrat.runtime.wrapped import inner
 
 if TYPE_CHECKING:
     from collections.abc import Callable

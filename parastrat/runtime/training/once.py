@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import WrapError
-from parastrat.runtime.wrapping import is_wrapped, wrapping_of
+from parastrat.runtime.wrapped import is_wrapped
+from parastrat.runtime.wrapping import wrapping_of
 
 if TYPE_CHECKING:
     from torch import nn

@@ -27,7 +27,7 @@ from parastrat.runtime.training.writes import apart
 if TYPE_CHECKING:
     from torch import nn
 
-    from parastrat.runtime.wrapping import Wrapping
+    from parastrat.runtime.wrapped import Wrapped
 
 #: for ranks that have not come: NCCL's own, which would end the job there
 WAIT = timedelta(minutes=10)
@@ -41,7 +41,7 @@ class Order:
         wrapping: of it, sharded over several ranks.
     """
 
-    def __init__(self, root: nn.Module, wrapping: Wrapping) -> None:
+    def __init__(self, root: nn.Module, wrapping: Wrapped) -> None:
         self._kind = type(root).__name__.removeprefix("FSDP")
         self._gathering = wrapping.mesh.gradient_group
         self._group: dist.ProcessGroup | None = None
@@ -114,9 +114,9 @@ class Order:
         return self._group
 
 
-def gather_alike(model: nn.Module, wrapping: Wrapping) -> None:
+def gather_alike(model: nn.Module, wrapping: Wrapped) -> None:
     """Compare which weights a model's ranks gather; stages of a pipeline were proven to."""
-    if wrapping.plan.shards_parameters and wrapping.pipeline is None:
+    if wrapping.plan.shards_parameters and wrapping.mesh.pp is None:
         Order(model, wrapping)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.nn.parallel import DistributedDataParallel
 
-    from parastrat.runtime.wrapping import Wrapping
+    from parastrat.runtime.wrapped import Wrapped
 
 #: backward runs another graph, which is not there yet
 _HIDES_A_GRAPH = "CheckpointFunctionBackward"
@@ -50,7 +50,7 @@ def reached_from(outputs: Sequence[torch.Tensor]) -> set[torch.Tensor] | None:
 class Reached:
     """Sees once what a step of a replicated model reaches, and lets DDP search where that is not all."""
 
-    def __init__(self, replicated: DistributedDataParallel, wrapping: Wrapping) -> None:
+    def __init__(self, replicated: DistributedDataParallel, wrapping: Wrapped) -> None:
         self._replicated = replicated
         self._wrapping = wrapping
         self._known = replicated.find_unused_parameters

@@ -21,12 +21,11 @@ from torch.nn.parallel import DistributedDataParallel
 from parastrat.errors import MismatchError
 from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.tensor_parallel.alike import Alike
-from parastrat.runtime.training.buffers import OwnBuffers
 from parastrat.runtime.training.compared import DRIFT, differing, is_compared, spread
-from parastrat.runtime.training.order import gather_alike
+from parastrat.runtime.training.first_ranks_buffers import OwnBuffers
 from parastrat.runtime.training.samples import Samples
 from parastrat.runtime.training.settings import settings_of
-from parastrat.runtime.wrapping import inner, is_wrapped
+from parastrat.runtime.wrapped import inner, is_wrapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from parastrat.runtime.training.compared import Named
-    from parastrat.runtime.wrapping import Wrapping
+    from parastrat.runtime.wrapped import Wrapped
 
 _LOADED = (
     "load and write weights on all ranks alike; call what auto_parallelize returned, not model.module or a "
@@ -58,8 +57,10 @@ class Replicas:
         wrapping: of it.
     """
 
-    def __init__(self, model: nn.Module, wrapping: Wrapping) -> None:
+    def __init__(self, model: nn.Module, wrapping: Wrapped) -> None:
         self._wrapping = wrapping
+        #: with tp or cp only: what the ranks of a sample take, draw and return
+        self.alike: Alike | None = None
         #: the one that reduces, if that is DDP
         self._replicated = model if isinstance(model, DistributedDataParallel) else None
         self._module = inner(model)
@@ -70,7 +71,7 @@ class Replicas:
             if held is not None
         ]
         self.device = wrapping.device
-        has_samples = wrapping.mesh.data_group is not None and wrapping.pipeline is None
+        has_samples = wrapping.mesh.data_group is not None and wrapping.mesh.pp is None
         self._samples = Samples(model, wrapping) if has_samples else None
         self._buffers = OwnBuffers(model, wrapping) if has_samples else None
         #: of the whole model, all that ended and reduced
@@ -90,7 +91,7 @@ class Replicas:
         self._running = False
         # not compiled, as FSDP2's own
         after: Any = torch.compiler.disable(self._forwarded)  # type: ignore[no-untyped-call]
-        if wrapping.pipeline is None:
+        if wrapping.mesh.pp is None:
             model.register_forward_hook(after)
         living.add(self)
 
@@ -108,7 +109,7 @@ class Replicas:
     @property
     def is_gathered(self) -> bool:
         """Whether forwards compute with what FSDP2 gathers, and not with the parameters themselves."""
-        return self._wrapping.plan.shards_parameters and self._wrapping.pipeline is None
+        return self._wrapping.plan.shards_parameters and self._wrapping.mesh.pp is None
 
     def held(self) -> dict[int, str]:
         """Return the names of the model's parameters, by their identity; while none is gathered."""
@@ -119,7 +120,7 @@ class Replicas:
 
         Under tensor parallelism alone what is beside the layers is whole on all ranks, and trained alike.
         """
-        if self._wrapping.pipeline is not None:
+        if self._wrapping.mesh.pp is not None:
             return ""
         asked = {id(each) for each in parameters}
         around: tuple[str, ...] = ("",)
@@ -138,8 +139,8 @@ class Replicas:
         self.backwards += 1
         own = self._are_the_scripts()
         if is_compared(self.backwards):
-            if self._wrapping.alike is not None:
-                self._wrapping.alike.compare("the loss", [loss])
+            if self.alike is not None:
+                self.alike.compare("the loss", [loss])
             self._compare(own, plain=False)
         self._ask()
 
@@ -253,15 +254,6 @@ class Replicas:
         if own.ndim == 1 and own == mesh.tp and mesh.gradient_group is not None:
             found.append(mesh.gradient_group)
         return found
-
-
-def compare_ranks(model: nn.Module, wrapping: Wrapping) -> None:
-    """Compare a wrapped model's ranks from now on; those of dry runs are not there."""
-    if wrapping.mesh.stage_group is not None and dist.get_backend() != "fake":
-        wrapping.replicas = Replicas(model, wrapping)
-        gather_alike(model, wrapping)
-        if wrapping.mesh.sample is not None:
-            wrapping.alike = Alike(model, wrapping, wrapping.mesh.sample)
 
 
 def _accumulates(held: Iterator[tuple[str, Any]]) -> bool:

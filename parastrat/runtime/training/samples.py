@@ -20,7 +20,7 @@ from parastrat.runtime.training.weighed import Weighed
 if TYPE_CHECKING:
     from torch import nn
 
-    from parastrat.runtime.wrapping import Wrapping
+    from parastrat.runtime.wrapped import Wrapped
 
 #: of the most that a rank is given, below which others weigh noticeably more than they should
 _EVEN = 0.9
@@ -34,7 +34,7 @@ class Samples:
         wrapping: of it.
     """
 
-    def __init__(self, model: nn.Module, wrapping: Wrapping) -> None:
+    def __init__(self, model: nn.Module, wrapping: Wrapped) -> None:
         self._wrapping = wrapping
         #: of the next forward with gradients
         self.is_asked = True

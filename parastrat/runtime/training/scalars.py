@@ -18,7 +18,7 @@ from parastrat.runtime.training.messages import in_messages
 
 if TYPE_CHECKING:
     from parastrat.runtime.mesh import RankMesh
-    from parastrat.runtime.wrapping import Wrapping
+    from parastrat.runtime.wrapped import Wrapped
 
 Gradients = dict[nn.Parameter, torch.Tensor | None]
 
@@ -26,23 +26,6 @@ Gradients = dict[nn.Parameter, torch.Tensor | None]
 def scalars_in(module: nn.Module) -> set[nn.Parameter]:
     """Return a module's parameters without a dimension."""
     return {parameter for parameter in module.parameters() if parameter.dim() == 0}
-
-
-def average_scalars(module: nn.Module, wrapping: Wrapping) -> None:
-    """Average the gradients of a module's parameters without a dimension, from now on.
-
-    Args:
-        module: the root of what FSDP2 shards; those of a pipeline's stages are several.
-        wrapping: of the model.
-    """
-    if not scalars_in(module):
-        return
-    if wrapping.scalars is None:
-        wrapping.scalars = Scalars(wrapping.mesh)
-    wrapping.scalars.add(module)
-    if wrapping.plan.mesh.pp == 1:
-        wrapping.scalars.follow(module, wrapping)
-    wrapping.calls.append("# gradients of parameters without a dimension are averaged over the data ranks")
 
 
 class Scalars:
@@ -73,7 +56,7 @@ class Scalars:
         yield
         self._average(earlier)
 
-    def follow(self, module: nn.Module, wrapping: Wrapping) -> None:
+    def follow(self, module: nn.Module, wrapping: Wrapped) -> None:
         """Do as much for each backward outside of ``forward_backward``."""
 
         def after(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:

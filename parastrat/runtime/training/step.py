@@ -22,7 +22,8 @@ from parastrat.runtime.training.counted import check_mean, counted, setting_of
 from parastrat.runtime.training.explained import explained
 from parastrat.runtime.training.summed import refuse_sum
 from parastrat.runtime.training.told import Told
-from parastrat.runtime.wrapping import Wrapping, inner, wrapping_of
+from parastrat.runtime.wrapped import Wrapped, inner
+from parastrat.runtime.wrapping import Wrapping, wrapping_of
 
 if TYPE_CHECKING:
     from parastrat.runtime.pipeline.pipelined import Pipeline
@@ -171,14 +172,14 @@ def _through(
     return summed
 
 
-def dividing_logits(wrapping: Wrapping) -> AbstractContextManager[None]:
+def dividing_logits(wrapping: Wrapped) -> AbstractContextManager[None]:
     """Leave logits divided up to the loss where that was proven."""
     by_vocabulary = wrapping.layout is not None and wrapping.layout.loss
     divided = by_vocabulary or (wrapping.division is not None and wrapping.division.loss)
     return logits_divided() if divided else nullcontext()
 
 
-def _loss(wrapping: Wrapping, share: _Share, output: Any, mean: _Mean) -> _Loss:
+def _loss(wrapping: Wrapped, share: _Share, output: Any, mean: _Mean) -> _Loss:
     """Return the loss of one micro-batch from the model's output."""
     if share.count == 0:
         loss, weight = _nothing(output), 0.0
@@ -241,7 +242,7 @@ def _over_ranks(count: int, wrapping: Wrapping) -> int:
     return max(int(total.item()), 1)
 
 
-def _loss_precision(wrapping: Wrapping) -> AbstractContextManager[Any]:
+def _loss_precision(wrapping: Wrapped) -> AbstractContextManager[Any]:
     """Compute the loss as inside of autocast, where cross entropy takes short logits to fp32."""
     dtype = COMPUTE.get(wrapping.plan.precision)
     return nullcontext() if dtype is None else torch.autocast(wrapping.device.type, dtype)

@@ -22,7 +22,7 @@ from parastrat.runtime.training.counted import setting_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from parastrat.runtime.wrapping import Wrapping
+    from parastrat.runtime.wrapped import Wrapped
 
 #: samples that are tried: few, so that no more memory is taken than by the loss itself
 _TRIED = 4
@@ -36,7 +36,7 @@ _DEPTH = 3
 _REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 
 
-def refuse_sum(wrapping: Wrapping, loss_fn: Any, output: Any, targets: Any) -> None:
+def refuse_sum(wrapping: Wrapped, loss_fn: Any, output: Any, targets: Any) -> None:
     """Refuse a loss function that adds up over samples, where the batch is cut into parts.
 
     It is tried once, on the first micro-batch, if that has two samples and its code adds something up. The

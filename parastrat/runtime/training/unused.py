@@ -23,20 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from parastrat.runtime.mesh import RankMesh
-    from parastrat.runtime.wrapping import Wrapping
+    from parastrat.runtime.wrapped import Wrapped
 
 
 Place: TypeAlias = "tuple[nn.Module, str]"
-
-
-def leave_unused(model: nn.Module, wrapping: Wrapping) -> None:
-    """Leave what no rank used without gradient, where zeros are reduced; first weights are there."""
-    if not wrapping.reduce_unused:
-        return
-    wrapping.unused = Unused(wrapping.reduce_unused, wrapping.mesh)
-    if wrapping.pipeline is None:
-        wrapping.unused.follow(model, wrapping)
-    wrapping.calls.append("# what no rank used in a backward is left without gradient, as on one device")
 
 
 class Unused:
@@ -75,7 +65,7 @@ class Unused:
         yield
         self._end()
 
-    def follow(self, model: nn.Module, wrapping: Wrapping) -> None:
+    def follow(self, model: nn.Module, wrapping: Wrapped) -> None:
         """Do as much for each backward outside of ``forward_backward``."""
 
         def after(_module: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
