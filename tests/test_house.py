@@ -156,11 +156,12 @@ def _module_of(path: Path) -> str:
 def _read_by(tree: ast.Module, files: Collection[str]) -> Iterator[str]:
     """Yield the project's files of which a module imports anything, wherever it does."""
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            names = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (
-                found for name in names if (found := name if name in files else node.module) in files
-            )
+        if isinstance(node, ast.ImportFrom) and node.module is not None:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                found = name if name in files else node.module
+                if found in files:
+                    yield found
 
 
 def _imported_on_loading(tree: ast.Module) -> Iterator[str]:
