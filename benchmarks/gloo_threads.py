@@ -4,7 +4,7 @@
 
 Nothing but torch is called: a process with a group of its own lets all-gathers of DTensors' kind and
 all-reduces end side by side. With two threads, as torch makes its groups (2.11 to 2.13), both write one
-string; ``parastrat.runtime.gloo`` says more.
+string; ``parastrat.runtime.communication.gloo`` says more.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 from contextlib import nullcontext
 import torch
 import torch.distributed as dist
-from parastrat.runtime.gloo import one_gloo_thread
+from parastrat.runtime.communication.gloo import one_gloo_thread
 
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 with one_gloo_thread() if sys.argv[1] == "1" else nullcontext():

@@ -22,8 +22,8 @@ from torch import nn
 
 from parastrat.plan import Backend, Mesh, Plan
 from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.communication.mesh import rank_mesh
 from parastrat.runtime.first_values.on_meta import build_on_meta
-from parastrat.runtime.mesh import rank_mesh
 from parastrat.runtime.tensor_parallel.apply import choose_layout, tensor_parallel
 from parastrat.runtime.wrapping import Wrapping
 from parastrat.workload import Precision

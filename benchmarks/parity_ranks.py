@@ -23,8 +23,8 @@ from torch.utils._pytree import tree_map
 import parastrat
 from parastrat.errors import ParastratError
 from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Shard
-from parastrat.runtime.slots import clean_name
 from parastrat.runtime.tensor_parallel.computed import move_the_last_bit
+from parastrat.runtime.tensors.slots import clean_name
 from parastrat.runtime.wrapped import inner
 from parastrat.workload import Precision
 

@@ -25,7 +25,7 @@ def build_mesh(device_type: str = {device}) -> DeviceMesh:
     return init_device_mesh(device_type, {shape}, mesh_dim_names={names})
 '''
 
-#: goes before ``BUILD_MESH``, where Gloo gathers DTensors; ``parastrat.runtime.gloo`` does the same
+#: goes before ``BUILD_MESH``, where Gloo gathers DTensors, as ``parastrat.runtime.communication.gloo`` does
 ONE_THREAD = '''
 class OneThread(dist.ProcessGroupGloo):
     """Gloo with one worker thread: the two of torch 2.11 to 2.13 corrupt the heap under DTensors."""

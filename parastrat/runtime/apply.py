@@ -13,10 +13,12 @@ from torch import nn
 from parastrat.collection import setting_aside
 from parastrat.errors import ParastratError
 from parastrat.plan import Plan
-from parastrat.runtime.agreement import agree, from_first, together
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.caches import without_caches
 from parastrat.runtime.choosing import choose_divisions
+from parastrat.runtime.communication.agreement import agree, from_first, together
+from parastrat.runtime.communication.mesh import rank_mesh
+from parastrat.runtime.communication.told import Told
 from parastrat.runtime.copying import let_copy, origin_of
 from parastrat.runtime.first_values.on_meta import build_on_meta, give_attributes
 from parastrat.runtime.launching.world import (
@@ -25,7 +27,6 @@ from parastrat.runtime.launching.world import (
     join_process_group,
     own_device,
 )
-from parastrat.runtime.mesh import rank_mesh
 from parastrat.runtime.pipeline.build import cut_module
 from parastrat.runtime.placing import placed
 from parastrat.runtime.precision import cast_weights
@@ -43,7 +44,6 @@ from parastrat.runtime.starting import Start, shared_inputs
 from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
 from parastrat.runtime.training.stale import replacing
 from parastrat.runtime.training.timed import time_steps
-from parastrat.runtime.training.told import Told
 from parastrat.runtime.wrapping import Wrapping, note_latest, wrapping_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from torch import nn
 
 from parastrat.errors import ModelError
 from parastrat.runtime.first_values.replay import Recorder
-from parastrat.runtime.slots import check_shapes
+from parastrat.runtime.tensors.slots import check_shapes
 
 #: how a model is named
 _FORMS = "a model is written package.module:callable or path.py:callable"

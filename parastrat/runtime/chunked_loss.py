@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from parastrat.chunked_loss import USUAL_CHUNKS
 from parastrat.errors import ModelError, UsageError
 from parastrat.runtime.context_parallel.positions import divided_now, summed, used
-from parastrat.runtime.training.batches import IGNORED
+from parastrat.runtime.tensors.batches import IGNORED
 
 
 def chunked_cross_entropy(

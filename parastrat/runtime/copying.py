@@ -23,15 +23,15 @@ from parastrat.errors import WrapError
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.origin import Origin
 from parastrat.runtime.placing import placed
-from parastrat.runtime.shares import as_share, share_of
-from parastrat.runtime.slots import left_behind, slots_of
 from parastrat.runtime.starting import Start
+from parastrat.runtime.tensors.shares import as_share, share_of
+from parastrat.runtime.tensors.slots import left_behind, slots_of
 from parastrat.runtime.training.gathered import free_for_copy
 from parastrat.runtime.wrapping import Wrapping, wrapping_of
 
 if TYPE_CHECKING:
     from parastrat.plan import Plan
-    from parastrat.runtime.slots import Slot
+    from parastrat.runtime.tensors.slots import Slot
 
 #: what ``copy.deepcopy`` asks an object for, and knows by an object's identity
 _COPY = "__deepcopy__"

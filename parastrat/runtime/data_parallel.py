@@ -20,7 +20,7 @@ from parastrat.runtime.own_units import columns_over, policy_text, shard_experts
 from parastrat.runtime.precision import COMPUTE, policy
 from parastrat.runtime.refusals import check_calls
 from parastrat.runtime.replicated import Replicated
-from parastrat.runtime.training.buffers import has_changing_buffers
+from parastrat.runtime.tensors.buffers import has_changing_buffers
 from parastrat.runtime.training.first_ranks_buffers import follow_first_rank
 from parastrat.runtime.training.gathered import Left
 from parastrat.runtime.training.reached import Reached

@@ -15,9 +15,9 @@ from parastrat.case import Facts
 from parastrat.errors import InfeasibleError, UsageError
 from parastrat.probe import probe_hardware
 from parastrat.profiles import load_stack
-from parastrat.runtime.slots import without_data
 from parastrat.runtime.stated import Choice
-from parastrat.runtime.training.batches import batch_size
+from parastrat.runtime.tensors.batches import batch_size
+from parastrat.runtime.tensors.slots import without_data
 from parastrat.search import Constraints, find_plan
 from parastrat.sources.training import trained_model
 from parastrat.workload import Optimizer, Precision, Workload

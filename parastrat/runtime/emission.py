@@ -25,8 +25,8 @@ from parastrat.probe.files import LIVE
 from parastrat.probe.host import read_memory_bytes
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.building import build_module, described
+from parastrat.runtime.communication.gloo import mesh_of_dtensors
 from parastrat.runtime.first_values.on_meta import build_on_meta
-from parastrat.runtime.gloo import mesh_of_dtensors
 from parastrat.runtime.pipeline.example import Example
 from parastrat.runtime.pipeline.passing import NotStagedError
 from parastrat.runtime.pipeline.trial import tried as tried_stages

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from parastrat.errors import WrapError
 from parastrat.runtime.precision import replace_forward
-from parastrat.runtime.shares import share_of
+from parastrat.runtime.tensors.shares import share_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -18,9 +18,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from parastrat.errors import OutOfStepError, ParastratError, WrapError
-from parastrat.runtime.agreement import together
 from parastrat.runtime.building import described
-from parastrat.runtime.training import messages
+from parastrat.runtime.communication import messages
+from parastrat.runtime.communication.agreement import together
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -12,8 +12,8 @@ from torch.distributed.tensor import Shard
 
 from parastrat.runtime.first_values.first_rank import to_device_from_first_rank
 from parastrat.runtime.precision import policy
-from parastrat.runtime.shares import share_of
-from parastrat.runtime.training.buffers import norms_with_statistics
+from parastrat.runtime.tensors.buffers import norms_with_statistics
+from parastrat.runtime.tensors.shares import share_of
 
 if TYPE_CHECKING:
     import torch

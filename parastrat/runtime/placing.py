@@ -25,8 +25,8 @@ from parastrat.runtime.recompute import (
     recomputing,
     replace_module,
 )
-from parastrat.runtime.slots import slots_of
 from parastrat.runtime.tensor_parallel.apply import extent_of, tensor_parallel
+from parastrat.runtime.tensors.slots import slots_of
 from parastrat.runtime.training.guards import guard
 from parastrat.workload import Precision
 

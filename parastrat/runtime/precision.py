@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from parastrat.runtime.shares import share_of
-from parastrat.runtime.training.buffers import norms_with_statistics
+from parastrat.runtime.tensors.buffers import norms_with_statistics
+from parastrat.runtime.tensors.shares import share_of
 from parastrat.workload import Precision
 
 #: what the forward computes in, where that differs from the weights

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import (
 from parastrat.errors import WrapError
 from parastrat.plan import Recompute
 from parastrat.runtime.precision import replace_forward
-from parastrat.runtime.training.buffers import (
+from parastrat.runtime.tensors.buffers import (
     Replayed,
     has_changing_buffers,
     norms_with_statistics,

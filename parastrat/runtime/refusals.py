@@ -16,7 +16,7 @@ from parastrat.errors import MismatchError, UsageError, WrapError
 from parastrat.plan import Plan
 from parastrat.rules.runtime_support import refusals_of
 from parastrat.runtime.blocks import parameter_count, repeated_blocks, sparse_table
-from parastrat.runtime.slots import check_shapes
+from parastrat.runtime.tensors.slots import check_shapes
 from parastrat.runtime.wrapped import is_wrapped
 
 if TYPE_CHECKING:

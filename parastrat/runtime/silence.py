@@ -48,6 +48,14 @@ def quiet_export() -> Iterator[None]:
 
 
 @contextmanager
+def quiet_alone() -> Iterator[None]:
+    """Drop torch's remark that there is one process: that is known here."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
+        yield
+
+
+@contextmanager
 def prints_aside() -> Iterator[None]:
     """Let what a module's own code prints come on stderr: stdout has the report, or its JSON."""
     with redirect_stdout(sys.stderr):

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from parastrat.runtime.agreement import from_first
-from parastrat.runtime.leaves import as_tree
-from parastrat.runtime.training.batches import to_device
+from parastrat.runtime.communication.agreement import from_first
+from parastrat.runtime.tensors.batches import to_device
+from parastrat.runtime.tensors.leaves import as_tree
 
 if TYPE_CHECKING:
     from parastrat.plan import Plan

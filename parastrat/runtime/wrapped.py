@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
     from parastrat.plan import Plan
     from parastrat.runtime.blocks import Blocks
+    from parastrat.runtime.communication.mesh import RankMesh
     from parastrat.runtime.context_parallel.stream import Division
     from parastrat.runtime.expert_parallel.choice import Experts
-    from parastrat.runtime.mesh import RankMesh
     from parastrat.runtime.origin import Origin
     from parastrat.runtime.precision import LossScale
     from parastrat.runtime.tensor_parallel.layout import Layout

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import parastrat
 from parastrat.errors import ParastratError
 from parastrat.plan import Recompute
-from parastrat.runtime.shares import share_of
+from parastrat.runtime.tensors.shares import share_of
 from parastrat.runtime.wrapping import wrapping_of
 from parastrat.workload import Precision
 

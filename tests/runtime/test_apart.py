@@ -17,7 +17,7 @@ from torch.nn import functional
 
 import parastrat
 from parastrat.plan import Plan
-from parastrat.runtime.training.compared import told
+from parastrat.runtime.communication.compared import told
 
 pytestmark = pytest.mark.slow
 

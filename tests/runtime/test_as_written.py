@@ -22,11 +22,11 @@ from versions import exports_dataclasses, reduces_unused
 import parastrat
 from parastrat.errors import ParastratError, UsageError, WrapError
 from parastrat.plan import PipelineSchedule, Recompute
-from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.refusals import check_gradients
-from parastrat.runtime.slots import without_data
 from parastrat.runtime.tensor_parallel.copies import Source, small_copies
 from parastrat.runtime.tensor_parallel.derived import derived_layout
+from parastrat.runtime.tensors.leaves import tensors_in
+from parastrat.runtime.tensors.slots import without_data
 from parastrat.runtime.training.counted import counted
 from parastrat.runtime.training.first_ranks_buffers import _send
 from parastrat.runtime.training.reached import reached_from

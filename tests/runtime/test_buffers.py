@@ -15,7 +15,7 @@ from torch.nn import functional
 
 import parastrat
 from parastrat.plan import Recompute
-from parastrat.runtime.training.buffers import has_changing_buffers
+from parastrat.runtime.tensors.buffers import has_changing_buffers
 from parastrat.workload import Precision
 
 STRATEGIES: dict[int, dict[str, dict[str, Any]]] = {

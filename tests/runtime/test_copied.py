@@ -22,8 +22,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import parastrat
 from parastrat.plan import Plan, Recompute
-from parastrat.runtime.shares import share_of
-from parastrat.runtime.slots import slots_of
+from parastrat.runtime.tensors.shares import share_of
+from parastrat.runtime.tensors.slots import slots_of
 from parastrat.runtime.wrapped import is_wrapped
 from parastrat.runtime.wrapping import latest_wrapping, wrapping_of
 from parastrat.workload import Precision

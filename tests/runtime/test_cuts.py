@@ -10,7 +10,7 @@ from runtime.models import plan
 from torch.utils._pytree import tree_map
 
 from parastrat.errors import UsageError
-from parastrat.runtime.training.batches import micro_batches
+from parastrat.runtime.tensors.batches import micro_batches
 
 #: samples of a step, and positions of a sequence
 LENGTH = 4

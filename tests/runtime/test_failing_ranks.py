@@ -20,7 +20,7 @@ from torch.nn import functional
 import parastrat
 from parastrat.errors import ParastratError
 from parastrat.plan import PipelineSchedule
-from parastrat.runtime.training.told import TOGETHER_S
+from parastrat.runtime.communication.told import TOGETHER_S
 
 #: seconds in which all must have ended; a collective waits for half an hour
 SOON_S = 60.0

@@ -18,8 +18,8 @@ from torch.distributed import distributed_c10d
 from torch.distributed.tensor import DTensor
 
 import parastrat
-from parastrat.runtime.gloo import one_gloo_thread
-from parastrat.runtime.tensor_parallel.flow import ranks_of
+from parastrat.runtime.communication.flow import ranks_of
+from parastrat.runtime.communication.gloo import one_gloo_thread
 from parastrat.runtime.wrapping import wrapping_of
 
 _CPU = torch.device("cpu")
@@ -27,7 +27,7 @@ _CPU = torch.device("cpu")
 SIDE_BY_SIDE = """
 import torch
 import torch.distributed as dist
-from parastrat.runtime.gloo import one_gloo_thread
+from parastrat.runtime.communication.gloo import one_gloo_thread
 
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
 {made}

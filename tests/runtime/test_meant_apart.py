@@ -17,7 +17,7 @@ from torch.nn import functional
 
 import parastrat
 from parastrat.plan import Plan
-from parastrat.runtime.training.compared import differing, told
+from parastrat.runtime.communication.compared import differing, told
 from parastrat.runtime.training.settings import count_step, settings_of
 
 DDP = plan(dp_replicate=2)

@@ -22,7 +22,7 @@ from parastrat.model import Block, Family, ModelSource, ModelSpec, OperatorKind
 from parastrat.plan import Recompute
 from parastrat.runtime.blocks import parameter_count
 from parastrat.runtime.building import load_builder
-from parastrat.runtime.slots import slots_of
+from parastrat.runtime.tensors.slots import slots_of
 from parastrat.runtime.tracing import budget, watched
 from parastrat.runtime.tracing.fakes import flash_attention
 from parastrat.runtime.tracing.trace import traced_module, traced_source

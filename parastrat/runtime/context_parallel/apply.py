@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from parastrat.plan import Recompute
-from parastrat.runtime.agreement import alike
+from parastrat.runtime.communication.agreement import alike
 from parastrat.runtime.context_parallel.beside_layers import Both, further_ranks, proven_together
 from parastrat.runtime.context_parallel.choice import chosen_division, stream_of
-from parastrat.runtime.context_parallel.stages import route_of_shares, rows_of
+from parastrat.runtime.pipeline.positions import route_of_shares, rows_of
 from parastrat.runtime.tensor_parallel.apply import agreed_seed, check_alike, extent_of, regions_of
 from parastrat.runtime.tensor_parallel.copies import Source
 from parastrat.runtime.tensor_parallel.dropout import drawing_apart, drops

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from parastrat.errors import WrapError
 from parastrat.runtime.context_parallel.positions import Positions, gathered_for_queries
-from parastrat.runtime.storages import storage_of
+from parastrat.runtime.tensors.storages import storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,8 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from parastrat.errors import WrapError
-from parastrat.runtime.agreement import together
 from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.communication.agreement import together
 from parastrat.runtime.context_parallel.choice import blocks_of, divide, stream_of
 from parastrat.runtime.in_step import in_step
 from parastrat.runtime.tensor_parallel.bench import Bench, bench_of
@@ -28,8 +28,8 @@ from parastrat.runtime.tensor_parallel.wrap import apply_layout
 if TYPE_CHECKING:
     from torch import nn
 
+    from parastrat.runtime.communication.mesh import RankMesh
     from parastrat.runtime.context_parallel.stream import Division
-    from parastrat.runtime.mesh import RankMesh
     from parastrat.runtime.tensor_parallel.copies import Source
     from parastrat.runtime.tensor_parallel.layout import Layout, Step
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from parastrat.errors import WrapError
-from parastrat.runtime.agreement import together
 from parastrat.runtime.blocks import parameter_count, repeated_blocks
+from parastrat.runtime.communication.agreement import together
 from parastrat.runtime.context_parallel.attention import Attention
 from parastrat.runtime.context_parallel.counting import counting
 from parastrat.runtime.context_parallel.positions import Positions

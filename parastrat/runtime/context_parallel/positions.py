@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parastrat.errors import WrapError
-from parastrat.runtime.tensor_parallel.flow import (
+from parastrat.runtime.communication.flow import (
     all_gather_flat,
     all_reduced,
     exchanged,

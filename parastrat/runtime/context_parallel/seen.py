@@ -17,7 +17,7 @@ from torch.utils._pytree import keystr, tree_flatten_with_path
 from parastrat.runtime.context_parallel.attention import arguments
 from parastrat.runtime.context_parallel.counting import Ends, Noting
 from parastrat.runtime.context_parallel.stream import SEQUENCE, STREAM_DIMS
-from parastrat.runtime.training.batches import called
+from parastrat.runtime.tensors.batches import called
 
 
 @dataclass(slots=True, kw_only=True)

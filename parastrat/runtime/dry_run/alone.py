@@ -12,11 +12,10 @@ from torch.distributed.pipelining import schedules
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from parastrat.runtime import agreement
+from parastrat.runtime.communication import agreement, messages
 from parastrat.runtime.expert_parallel import exchange
 from parastrat.runtime.pipeline import keeping, pipelined
 from parastrat.runtime.tensor_parallel import bench, computed, dropout, proof
-from parastrat.runtime.training import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -12,7 +12,7 @@ from parastrat.errors import UsageError
 from parastrat.runtime.dry_run.losses import losses_of_shares
 from parastrat.runtime.dry_run.replicas import replicas_alone, replicas_on_fakes
 from parastrat.runtime.dry_run.watch import Watch, storages_followed
-from parastrat.runtime.slots import slots_of
+from parastrat.runtime.tensors.slots import slots_of
 from parastrat.runtime.tracing.fake_mode import FakeMode
 from parastrat.runtime.tracing.fakes import gpu_kernels
 from parastrat.runtime.tracing.watched import explained

@@ -14,8 +14,8 @@ from parastrat.runtime.context_parallel import stream
 from parastrat.runtime.context_parallel.positions import summed
 from parastrat.runtime.tensor_parallel import styles
 from parastrat.runtime.tensor_parallel.cross_entropy import cross_entropies
+from parastrat.runtime.tensors.batches import IGNORED
 from parastrat.runtime.training import step
-from parastrat.runtime.training.batches import IGNORED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

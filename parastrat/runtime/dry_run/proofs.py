@@ -18,7 +18,7 @@ from parastrat.runtime.choosing import choose_divisions
 from parastrat.runtime.pipeline import build, pipelined, staged
 from parastrat.runtime.pipeline.build import cut_of
 from parastrat.runtime.pipeline.following import route_of
-from parastrat.runtime.slots import without_data
+from parastrat.runtime.tensors.slots import without_data
 from parastrat.runtime.tracing.example_inputs import shapes_alone
 
 if TYPE_CHECKING:

@@ -25,12 +25,12 @@ from parastrat.runtime.dry_run.watch import Watch
 from parastrat.runtime.dry_run.ways import found_while, known
 from parastrat.runtime.first_values.on_meta import build_on_meta
 from parastrat.runtime.preset_models import builder_of
-from parastrat.runtime.slots import slots_of
 from parastrat.runtime.starting import Start
 from parastrat.runtime.tensor_parallel.samples import SAMPLES
+from parastrat.runtime.tensors.batches import called
+from parastrat.runtime.tensors.slots import slots_of
 from parastrat.runtime.tracing.example_inputs import example_inputs, made
 from parastrat.runtime.tracing.example_loss import example_loss
-from parastrat.runtime.training.batches import called
 from parastrat.runtime.training.step import completing, dividing_logits, reducing
 from parastrat.runtime.wrapping import wrapping_of
 from parastrat.schedules import SPLIT_ALWAYS, schedule_of

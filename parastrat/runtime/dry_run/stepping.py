@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parastrat.runtime.shares import share_of
+from parastrat.runtime.tensors.shares import share_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

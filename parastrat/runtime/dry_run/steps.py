@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from parastrat.dry_run import Traffic
-from parastrat.runtime.shares import share_of
+from parastrat.runtime.tensors.shares import share_of
 
 if TYPE_CHECKING:
     from parastrat.runtime.dry_run.watch import Watch

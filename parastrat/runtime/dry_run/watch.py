@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from parastrat.dry_run import Traffic
-from parastrat.runtime.shares import share_of
+from parastrat.runtime.tensors.shares import share_of
 from parastrat.runtime.tracing.fake_mode import asked, is_question
 
 _WAIT = torch.ops._c10d_functional.wait_tensor.default  # noqa: SLF001  (operators have no public names)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from parastrat.runtime.agreement import alike
+from parastrat.runtime.communication.agreement import alike
 from parastrat.runtime.expert_parallel.choice import chosen_experts, divide
 from parastrat.runtime.first_values.first_rank import to_device_from_first_rank
 from parastrat.runtime.tensor_parallel.copies import Source

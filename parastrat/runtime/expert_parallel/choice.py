@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from parastrat.errors import WrapError
-from parastrat.runtime.agreement import together
 from parastrat.runtime.blocks import holds_experts, repeated_blocks
+from parastrat.runtime.communication.agreement import together
 from parastrat.runtime.expert_parallel.exchange import Holders, chosen_in, over_ranks
 from parastrat.runtime.in_step import in_step, steps
 from parastrat.runtime.tensor_parallel.access import local_inside, use_as
@@ -26,10 +26,10 @@ from parastrat.runtime.tensor_parallel.own_values import own_values
 from parastrat.runtime.tensor_parallel.proof import tried
 from parastrat.runtime.tensor_parallel.styles import distributed
 from parastrat.runtime.tensor_parallel.wrap import apply_layout
-from parastrat.runtime.training.batches import called
+from parastrat.runtime.tensors.batches import called
 
 if TYPE_CHECKING:
-    from parastrat.runtime.mesh import RankMesh
+    from parastrat.runtime.communication.mesh import RankMesh
     from parastrat.runtime.tensor_parallel.copies import Source
     from parastrat.runtime.tensor_parallel.layout import Layout, Step
 

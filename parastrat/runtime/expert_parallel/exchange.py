@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 from parastrat.errors import WrapError
-from parastrat.runtime.tensor_parallel.flow import enter, exchanged, leave, ranks_of
+from parastrat.runtime.communication.flow import enter, exchanged, leave, ranks_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

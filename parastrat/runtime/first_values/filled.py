@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.runtime.first_values.initialise import Recipe, initialise
 from parastrat.runtime.first_values.weights import StoredWeights
-from parastrat.runtime.slots import slots_of
+from parastrat.runtime.tensors.slots import slots_of
 
 if TYPE_CHECKING:
     from torch import nn

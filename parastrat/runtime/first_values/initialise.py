@@ -15,12 +15,12 @@ from torch import nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from parastrat.errors import WrapError
-from parastrat.runtime.agreement import shared_seed
+from parastrat.runtime.communication.agreement import shared_seed
+from parastrat.runtime.communication.mesh import RankMesh
 from parastrat.runtime.first_values.initialisers import reset, run_initialisers
 from parastrat.runtime.first_values.operations import Write
 from parastrat.runtime.first_values.replay import Record, WriteWatch
-from parastrat.runtime.mesh import RankMesh
-from parastrat.runtime.slots import Slot, clean_name, meta_like, slots_of
+from parastrat.runtime.tensors.slots import Slot, clean_name, meta_like, slots_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from parastrat.errors import WrapError
-from parastrat.runtime.slots import Slot
+from parastrat.runtime.tensors.slots import Slot
 
 
 def reset(modules: Sequence[nn.Module]) -> None:

@@ -16,7 +16,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from parastrat.errors import ModelError, WrapError
 from parastrat.runtime.first_values.replay import Record, Recorder
-from parastrat.runtime.slots import check_shapes, slots_of
+from parastrat.runtime.tensors.slots import check_shapes, slots_of
 
 _HOST = torch.device("cpu")
 #: what makes a layer's weight of others; the last two are those of ``torch.nn.utils`` before torch 2.0

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch.utils._pytree import tree_map
 
-from parastrat.runtime.leaves import tree_tensors
-from parastrat.runtime.storages import storage_of
+from parastrat.runtime.tensors.leaves import tree_tensors
+from parastrat.runtime.tensors.storages import storage_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from parastrat.runtime.first_values.operations import Initialiser, Step, Write, write_of
-from parastrat.runtime.leaves import tree_tensors
-from parastrat.runtime.storages import storage_of
+from parastrat.runtime.tensors.leaves import tree_tensors
+from parastrat.runtime.tensors.storages import storage_of
 
 _ATEN = torch.ops.aten
 #: operators that give memory without values

@@ -17,9 +17,9 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from parastrat.errors import WrapError
 from parastrat.runtime.first_values.adapters import adapted
 from parastrat.runtime.first_values.safe_tensors import SafeTensors, files_of
-from parastrat.runtime.shares import share_of
-from parastrat.runtime.slots import Slot, clean_name, slots_of
-from parastrat.runtime.training.checkpoints import quiet_alone
+from parastrat.runtime.silence import quiet_alone
+from parastrat.runtime.tensors.shares import share_of
+from parastrat.runtime.tensors.slots import Slot, clean_name, slots_of
 
 #: slots, each with the name of what it is filled with
 _Pairs = list[tuple[Slot, str]]

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import LaunchError
 from parastrat.plan import Backend
-from parastrat.runtime.gloo import one_gloo_thread
+from parastrat.runtime.communication.gloo import one_gloo_thread
 
 #: how long a collective may wait for the other ranks
 TIMEOUT = timedelta(minutes=10)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from parastrat.runtime.kept import keeping
-from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.pipeline.flow import Flow, Kind, Source
+from parastrat.runtime.tensors.kept import keeping
+from parastrat.runtime.tensors.leaves import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

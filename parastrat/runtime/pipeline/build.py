@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from parastrat.errors import WrapError
-from parastrat.runtime.agreement import together
 from parastrat.runtime.blocks import Blocks
-from parastrat.runtime.context_parallel.stages import beside_stages
+from parastrat.runtime.communication.agreement import together
 from parastrat.runtime.pipeline.cut import Cut, Span, owners_of, present_parts, spans_of
 from parastrat.runtime.pipeline.example import Example, traced
 from parastrat.runtime.pipeline.pipelined import Pipeline
+from parastrat.runtime.pipeline.positions import beside_stages
 from parastrat.runtime.pipeline.proof import prove
 from parastrat.runtime.pipeline.prune import Absent, from_first_stage
 from parastrat.runtime.pipeline.route import Route, parts_of
 from parastrat.runtime.pipeline.schedule import Run
 from parastrat.runtime.pipeline.setting import Setting
 from parastrat.runtime.pipeline.ties import equalise, tied
-from parastrat.runtime.slots import left_behind, slots_of, without_data
 from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import divided_between
 from parastrat.runtime.tensor_parallel.sequence import unstreamed
+from parastrat.runtime.tensors.slots import left_behind, slots_of, without_data
 from parastrat.schedules import SPLIT, rank_of_stage, schedule_of, stages_of_rank
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from parastrat.errors import WrapError
 from parastrat.ranks.stages import cut_chain
 from parastrat.runtime.pipeline.flow import Kind, Source
 from parastrat.runtime.pipeline.route import Route
-from parastrat.runtime.slots import Slot, slots_of
+from parastrat.runtime.tensors.slots import Slot, slots_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

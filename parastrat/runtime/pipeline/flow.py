@@ -15,8 +15,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from parastrat.runtime.leaves import tensors_in, tree_tensors
-from parastrat.runtime.storages import storage_of
+from parastrat.runtime.tensors.leaves import tensors_in, tree_tensors
+from parastrat.runtime.tensors.storages import storage_of
 from parastrat.runtime.tracing.fake_mode import asked, is_question
 from parastrat.runtime.tracing.known import NEEDS_VALUES, KnownValues
 from parastrat.runtime.tracing.operators import call_of, written

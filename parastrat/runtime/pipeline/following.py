@@ -17,11 +17,11 @@ from parastrat.runtime.pipeline.checkpointed import not_reentrant
 from parastrat.runtime.pipeline.flow import Flow, Kind, Source, Visit
 from parastrat.runtime.pipeline.route import Event, Route, TensorShape, parts_of
 from parastrat.runtime.pipeline.setting import Setting
-from parastrat.runtime.storages import storage_of
+from parastrat.runtime.tensors.batches import called
+from parastrat.runtime.tensors.storages import storage_of
 from parastrat.runtime.tracing.fake_mode import FakeMode
 from parastrat.runtime.tracing.fakes import fake_input, fake_module, gpu_kernels
 from parastrat.runtime.tracing.watched import explained
-from parastrat.runtime.training.batches import called
 from parastrat.runtime.untouched import untouched
 
 

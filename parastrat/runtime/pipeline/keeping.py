@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from parastrat.errors import MismatchError, ParastratError
-from parastrat.runtime.training.told import innermost, stopped_with
+from parastrat.runtime.communication.told import innermost, stopped_with
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

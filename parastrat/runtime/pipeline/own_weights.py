@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from parastrat.errors import WrapError
 from parastrat.plan import PipelineSchedule
-from parastrat.runtime.leaves import tensors_in
+from parastrat.runtime.tensors.leaves import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from parastrat.runtime.training.buffers import changeable
+from parastrat.runtime.tensors.buffers import changeable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from parastrat.errors import UsageError
+from parastrat.runtime.communication.told import own_errors
 from parastrat.runtime.pipeline.border import Border, Parcel
 from parastrat.runtime.pipeline.copies import Copies, copies_of
 from parastrat.runtime.pipeline.cut import Cut, Span, check_owners
@@ -30,7 +31,6 @@ from parastrat.runtime.pipeline.staged import Passage, Stage
 from parastrat.runtime.pipeline.stand_ins import StandIns
 from parastrat.runtime.pipeline.ties import Tie, average_over_data, gradients_added
 from parastrat.runtime.tensor_parallel.extent import Extent
-from parastrat.runtime.training.told import own_errors
 from parastrat.schedules import SPLIT, rank_of_stage, schedule_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from parastrat.runtime.blocks import repeated_blocks
-from parastrat.runtime.slots import Slot, meta_like, slots_of
+from parastrat.runtime.tensors.slots import Slot, meta_like, slots_of
 
 
 def from_first_stage(module: nn.Module, device: torch.device, group: dist.ProcessGroup) -> None:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_flatten
 
 from parastrat.errors import MismatchError
-from parastrat.runtime.leaves import tree_tensors
+from parastrat.runtime.tensors.leaves import tree_tensors
 
 
 def check_same_batches(batches: list[Any], group: dist.ProcessGroup) -> None:

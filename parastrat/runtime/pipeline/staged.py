@@ -26,7 +26,7 @@ from parastrat.runtime.pipeline.cut import Span
 from parastrat.runtime.pipeline.flow import Source
 from parastrat.runtime.pipeline.route import Route, TensorShape
 from parastrat.runtime.pipeline.stand_ins import StandIns
-from parastrat.runtime.training.batches import called
+from parastrat.runtime.tensors.batches import called
 
 _OTHER_PATH = (
     "the forward must call the same blocks in the same order for every batch; plan --pp 1 if it cannot"

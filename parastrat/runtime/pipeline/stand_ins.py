@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode, _get_current_function_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from parastrat.errors import WrapError
-from parastrat.runtime.leaves import tensors_in, tree_tensors
+from parastrat.runtime.tensors.leaves import tensors_in, tree_tensors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -10,16 +10,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from parastrat.runtime.shares import share_of
-from parastrat.runtime.slots import slots_of
-from parastrat.runtime.training.messages import average_gradients
+from parastrat.runtime.communication.messages import average_gradients
+from parastrat.runtime.tensors.shares import share_of
+from parastrat.runtime.tensors.slots import slots_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
 
-    from parastrat.runtime.mesh import RankMesh
+    from parastrat.runtime.communication.mesh import RankMesh
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from parastrat.runtime.building import described
 from parastrat.runtime.pipeline.flow import Flow
 from parastrat.runtime.pipeline.passing import NotStagedError
-from parastrat.runtime.slots import slots_of
+from parastrat.runtime.tensors.slots import slots_of
 from parastrat.runtime.tracing.fake_mode import FakeMode
 from parastrat.runtime.tracing.fakes import constant_names, fake_module, gpu_kernels
 

@@ -26,9 +26,9 @@ from parastrat.runtime.pipeline.passing import (
     stages_of,
 )
 from parastrat.runtime.pipeline.setting import Setting
-from parastrat.runtime.slots import Slot, slots_of
 from parastrat.runtime.tensor_parallel.dropout import drops
-from parastrat.runtime.training.buffers import has_changing_buffers
+from parastrat.runtime.tensors.buffers import has_changing_buffers
+from parastrat.runtime.tensors.slots import Slot, slots_of
 from parastrat.schedules import rank_of_stage
 from parastrat.workload import Precision
 

@@ -13,13 +13,13 @@ from torch import nn
 
 from parastrat.errors import WrapError
 from parastrat.plan import Compile
-from parastrat.runtime.agreement import alike, shared_seed
+from parastrat.runtime.communication.agreement import alike, shared_seed
+from parastrat.runtime.communication.flow import follows_exchanges
 from parastrat.runtime.first_values.first_rank import to_device_from_first_rank
 from parastrat.runtime.tensor_parallel.choice import chosen_layout
 from parastrat.runtime.tensor_parallel.copies import Source
 from parastrat.runtime.tensor_parallel.dropout import Regions, drops
 from parastrat.runtime.tensor_parallel.extent import Extent
-from parastrat.runtime.tensor_parallel.flow import follows_exchanges
 from parastrat.runtime.tensor_parallel.layout import Inside, Layout, Role, kind_of
 from parastrat.runtime.tensor_parallel.own_values import GatheredLeaves, Leaves
 from parastrat.runtime.tensor_parallel.sums import Sums

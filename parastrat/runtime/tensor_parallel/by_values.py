@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.fx import Node
 
-from parastrat.runtime.leaves import leaves_with_paths
+from parastrat.runtime.tensors.leaves import leaves_with_paths
 from parastrat.runtime.tracing.masks import is_mask
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from parastrat.runtime.communication.flow import gather
 from parastrat.runtime.logits import Entropy, Whole, logits
 from parastrat.runtime.tensor_parallel.cross_entropy import cross_entropies
-from parastrat.runtime.tensor_parallel.flow import gather
 
 if TYPE_CHECKING:
     import torch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from parastrat.errors import WrapError
-from parastrat.runtime.agreement import together
+from parastrat.runtime.communication.agreement import together
 from parastrat.runtime.in_step import in_step
 from parastrat.runtime.tensor_parallel.bench import Bench, Groups, bench_of
 from parastrat.runtime.tensor_parallel.carrying import carried, expanded, fitted

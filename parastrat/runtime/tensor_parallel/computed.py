@@ -11,10 +11,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from parastrat.runtime.kept import kept_in
-from parastrat.runtime.leaves import tensors_in
-from parastrat.runtime.training.batches import IGNORED, called
-from parastrat.runtime.training.messages import average_gradients
+from parastrat.runtime.communication.messages import average_gradients
+from parastrat.runtime.tensors.batches import IGNORED, called
+from parastrat.runtime.tensors.kept import kept_in
+from parastrat.runtime.tensors.leaves import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -15,11 +15,11 @@ from torch.nn.modules.conv import _ConvNd
 
 from parastrat.runtime.blocks import parameter_count, repeated_blocks
 from parastrat.runtime.caches import without_caches
+from parastrat.runtime.communication.mesh import RankMesh
 from parastrat.runtime.first_values.initialise import Recipe, initialise
-from parastrat.runtime.mesh import RankMesh
-from parastrat.runtime.slots import Slot, left_behind, meta_like, slots_of
 from parastrat.runtime.tensor_parallel.dropout import without_dropout
 from parastrat.runtime.tensor_parallel.shrink import DEPTHS, LARGE, shrunk
+from parastrat.runtime.tensors.slots import Slot, left_behind, meta_like, slots_of
 
 if TYPE_CHECKING:
     from parastrat.runtime.first_values.replay import Record

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
-from parastrat.runtime.tensor_parallel.flow import ranks_of
+from parastrat.runtime.communication.flow import ranks_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

@@ -15,7 +15,7 @@ from torch import nn
 
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.tensor_parallel.layout import Ends, Layout, Role
-from parastrat.runtime.training.batches import called
+from parastrat.runtime.tensors.batches import called
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle

@@ -17,12 +17,12 @@ from torch.fx import Node
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from parastrat.runtime.blocks import holds_experts
-from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.silence import quiet_export
 from parastrat.runtime.tensor_parallel.by_values import flags_in, reads_values
 from parastrat.runtime.tensor_parallel.layout import Given
 from parastrat.runtime.tensor_parallel.styles import feature_dims
 from parastrat.runtime.tensor_parallel.tags import NotFollowedError
+from parastrat.runtime.tensors.leaves import tensors_in
 from parastrat.runtime.untouched import untouched
 
 #: a module's name, and how often it was called before

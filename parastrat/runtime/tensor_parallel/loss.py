@@ -17,7 +17,7 @@ from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import Layout, heads
 from parastrat.runtime.tensor_parallel.proof import Verdict, proven
 from parastrat.runtime.tensor_parallel.styles import feature_dims
-from parastrat.runtime.training.batches import IGNORED
+from parastrat.runtime.tensors.batches import IGNORED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from parastrat.runtime.tensor_parallel.flow import all_reduced, exchanged
+from parastrat.runtime.communication.flow import all_reduced, exchanged
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

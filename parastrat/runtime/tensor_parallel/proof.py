@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from parastrat.errors import OutOfStepError
-from parastrat.runtime.agreement import named
+from parastrat.runtime.communication.agreement import named
 from parastrat.runtime.in_step import meet, steps
 from parastrat.runtime.silence import FAKE_TENSORS, silenced
 from parastrat.runtime.tensor_parallel.attending import NoEmptyAttention

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from parastrat.errors import ModelError, WrapError
 from parastrat.runtime.tensor_parallel.copies import Source
+from parastrat.runtime.tensors.batches import called, to_device
 from parastrat.runtime.tracing.example_inputs import example_inputs, made, own_inputs, resized
-from parastrat.runtime.training.batches import called, to_device
 
 #: samples and tokens of the proof's batch
 SAMPLES, TOKENS = 2, 8

@@ -19,12 +19,12 @@ from torch.utils._pytree import tree_leaves
 
 from parastrat.errors import WrapError
 from parastrat.runtime.blocks import repeated_blocks
+from parastrat.runtime.communication.flow import Entrance, gather, gather_parts, positions_dim, take
 from parastrat.runtime.tensor_parallel.between import Divided, Passage
 from parastrat.runtime.tensor_parallel.extent import Extent
-from parastrat.runtime.tensor_parallel.flow import Entrance, gather, gather_parts, positions_dim, take
 from parastrat.runtime.tensor_parallel.layout import Ends, Group, Layout, Left, Part, Role
 from parastrat.runtime.tensor_parallel.styles import change_input, change_output, feature_dims
-from parastrat.runtime.training.batches import called
+from parastrat.runtime.tensors.batches import called
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

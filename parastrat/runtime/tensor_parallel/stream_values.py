@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from parastrat.runtime.tensor_parallel.by_values import reads_values
 from parastrat.runtime.tensor_parallel.sequence import NoStreamError, activations, gathered_homes
-from parastrat.runtime.training.batches import called
+from parastrat.runtime.tensors.batches import called
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parastrat.runtime.tensor_parallel.flow import gather_parts, ranks_of
+from parastrat.runtime.communication.flow import gather_parts, ranks_of
 from parastrat.runtime.tensor_parallel.own_values import own_values
 
 if TYPE_CHECKING:

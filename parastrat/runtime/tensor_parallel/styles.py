@@ -11,11 +11,7 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from parastrat.runtime.tensor_parallel.access import Use, use_as
-from parastrat.runtime.tensor_parallel.between import Passage
-from parastrat.runtime.tensor_parallel.by_vocabulary import by_vocabulary
-from parastrat.runtime.tensor_parallel.dtensors import own_share, shares_known
-from parastrat.runtime.tensor_parallel.flow import (
+from parastrat.runtime.communication.flow import (
     Entrance,
     gather,
     leave,
@@ -23,6 +19,10 @@ from parastrat.runtime.tensor_parallel.flow import (
     scatter_sum,
     take,
 )
+from parastrat.runtime.tensor_parallel.access import Use, use_as
+from parastrat.runtime.tensor_parallel.between import Passage
+from parastrat.runtime.tensor_parallel.by_vocabulary import by_vocabulary
+from parastrat.runtime.tensor_parallel.dtensors import own_share, shares_known
 from parastrat.runtime.tensor_parallel.layout import Inside, Part, Role
 from parastrat.runtime.tensor_parallel.norms import normalise_together
 from parastrat.runtime.tensor_parallel.own_values import differentiated_once, own_values

@@ -19,10 +19,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from parastrat.runtime.shares import share_of
-from parastrat.runtime.tensor_parallel.flow import enter, ranks_of
+from parastrat.runtime.communication.flow import enter, ranks_of
+from parastrat.runtime.communication.messages import in_messages
 from parastrat.runtime.tensor_parallel.own_values import own_values
-from parastrat.runtime.training.messages import in_messages
+from parastrat.runtime.tensors.shares import share_of
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

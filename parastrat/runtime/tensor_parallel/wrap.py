@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from parastrat.runtime.communication.flow import Entrance, enter
 from parastrat.runtime.tensor_parallel.access import local_inside
 from parastrat.runtime.tensor_parallel.between import Divided, Passage, features_of, norms_of, passage
 from parastrat.runtime.tensor_parallel.copied_heads import divide_readers
 from parastrat.runtime.tensor_parallel.counting import divide_counts
 from parastrat.runtime.tensor_parallel.dtensors import know_plain_tensors
 from parastrat.runtime.tensor_parallel.extent import Extent
-from parastrat.runtime.tensor_parallel.flow import Entrance, enter
 from parastrat.runtime.tensor_parallel.layout import Inside, heads
 from parastrat.runtime.tensor_parallel.same_way import hold_to
 from parastrat.runtime.tensor_parallel.sequence import POSITIONS, divide_stream, in_stream

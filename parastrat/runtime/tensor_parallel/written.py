@@ -17,7 +17,7 @@ from parastrat.runtime.tensor_parallel.extent import Extent
 from parastrat.runtime.tensor_parallel.layout import Group, Inside, Layout, Part, Role, heads
 from parastrat.runtime.tensor_parallel.sequence import in_stream, own_home
 from parastrat.runtime.tensor_parallel.settle import tied
-from parastrat.runtime.training.batches import called
+from parastrat.runtime.tensors.batches import called
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_leaves
 
 from parastrat.runtime.building import place_now
-from parastrat.runtime.storages import storage_of
+from parastrat.runtime.tensors.storages import storage_of
 from parastrat.runtime.tracing.masks import chosen_by, takes_masks
 
 _ATEN = torch.ops.aten

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from parastrat.errors import ModelError
 from parastrat.runtime.building import SAMPLE_INPUTS, described
-from parastrat.runtime.leaves import as_tree
+from parastrat.runtime.tensors.leaves import as_tree
 
 #: makes a micro-batch of samples, for a sequence length where there is one
 MakeInputs: TypeAlias = Callable[[int, int | None], Any]

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from parastrat.errors import ModelError
-from parastrat.runtime.leaves import tensors_in
+from parastrat.runtime.tensors.leaves import tensors_in
 
 
 def example_loss(output: Any, *, in_fp32: bool) -> torch.Tensor:

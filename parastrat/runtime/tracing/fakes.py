@@ -21,7 +21,7 @@ from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from parastrat.runtime.slots import Slot, slots_of
+from parastrat.runtime.tensors.slots import Slot, slots_of
 from parastrat.runtime.untouched import untouched
 
 _ATEN = torch.ops.aten

@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils._pytree import tree_leaves, tree_map
 
-from parastrat.runtime.leaves import tree_tensors
-from parastrat.runtime.storages import storage_of
+from parastrat.runtime.tensors.leaves import tree_tensors
+from parastrat.runtime.tensors.storages import storage_of
 from parastrat.runtime.tracing.masks import chosen_by, takes_masks
 from parastrat.runtime.tracing.operators import written
 

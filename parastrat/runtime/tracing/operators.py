@@ -11,8 +11,8 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from parastrat.model import OperatorKind, Split
-from parastrat.runtime.leaves import tree_tensors
-from parastrat.runtime.storages import storage_of
+from parastrat.runtime.tensors.leaves import tree_tensors
+from parastrat.runtime.tensors.storages import storage_of
 
 _ATEN = torch.ops.aten
 

@@ -22,12 +22,13 @@ from parastrat.runtime.blocks import (
     sparse_table,
 )
 from parastrat.runtime.building import build_module, load_builder
-from parastrat.runtime.leaves import as_tree
 from parastrat.runtime.precision import weight_dtype
 from parastrat.runtime.silence import prints_aside
 from parastrat.runtime.tensor_parallel.dropout import drops
 from parastrat.runtime.tensor_parallel.layout import Layout
 from parastrat.runtime.tensor_parallel.suggested import divisible, suggested_layout, vocabulary_rows
+from parastrat.runtime.tensors.buffers import has_changing_buffers
+from parastrat.runtime.tensors.leaves import as_tree
 from parastrat.runtime.tracing.example_inputs import (
     ExampleInputs,
     example_inputs,
@@ -36,7 +37,6 @@ from parastrat.runtime.tracing.example_inputs import (
 )
 from parastrat.runtime.tracing.samples import SAMPLES
 from parastrat.runtime.tracing.steps import Subject, Way, traced_chain
-from parastrat.runtime.training.buffers import has_changing_buffers
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
 

@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from parastrat.model import OperatorKind, Split
-from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.recompute import KEPT, MATMULS
-from parastrat.runtime.storages import storage_of
+from parastrat.runtime.tensors.leaves import tensors_in
+from parastrat.runtime.tensors.storages import storage_of
 from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.dividing import Dividing
 from parastrat.runtime.tracing.division import Division

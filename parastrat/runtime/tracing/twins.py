@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from parastrat.runtime.blocks import Blocks
-from parastrat.runtime.leaves import tree_tensors
+from parastrat.runtime.tensors.leaves import tree_tensors
 from parastrat.runtime.tracing.recorded import Allocation
 from parastrat.runtime.tracing.tracker import Tracker
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +20,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from parastrat.errors import UsageError
-from parastrat.runtime.slots import clean_name
+from parastrat.runtime.silence import quiet_alone
+from parastrat.runtime.tensors.slots import clean_name
 from parastrat.runtime.training.first_ranks_buffers import equalise_buffers
 from parastrat.runtime.wrapped import inner
 from parastrat.runtime.wrapping import wrapping_of
@@ -129,11 +128,3 @@ def _name_all(groups: list[dict[str, Any]], pipeline: Pipeline) -> None:
         group["params"] = [
             name for name, _ in pipeline.skeleton.named_parameters(remove_duplicate=False) if name in held
         ]
-
-
-@contextmanager
-def quiet_alone() -> Iterator[None]:
-    """Drop torch's remark that there is one process: that is known here."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninit")
-        yield

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from parastrat.errors import UsageError
-from parastrat.runtime.training.batches import IGNORED, batch_size, target_count
+from parastrat.runtime.tensors.batches import IGNORED, batch_size, target_count
 
 #: keywords by which forwards take the targets of their own loss
 _KEYWORDS = ("labels", "targets", "target", "label")

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from parastrat.errors import UsageError
-from parastrat.runtime.agreement import alike, from_first, shared_seed
+from parastrat.runtime.communication.agreement import alike, from_first, shared_seed
 from parastrat.runtime.training.streams import Collation, ShareOfStream, StreamLoader
 from parastrat.runtime.wrapping import latest_wrapping
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from parastrat.runtime.shares import share_of_whole
+from parastrat.runtime.tensors.shares import share_of_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,11 +10,11 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 from parastrat.errors import UsageError
-from parastrat.runtime.leaves import as_tree
-from parastrat.runtime.training.batches import called, target_count, to_device
+from parastrat.runtime.communication.told import Told
+from parastrat.runtime.tensors.batches import called, target_count, to_device
+from parastrat.runtime.tensors.leaves import as_tree
 from parastrat.runtime.training.data_loaders import rebuilt, same_order
 from parastrat.runtime.training.first_ranks_buffers import equalise_buffers
-from parastrat.runtime.training.told import Told
 from parastrat.runtime.wrapping import wrapping_of
 
 if TYPE_CHECKING:

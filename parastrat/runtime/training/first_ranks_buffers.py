@@ -13,13 +13,13 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from parastrat.runtime.training.buffers import changeable, has_changing_buffers, norms_with_statistics
-from parastrat.runtime.training.compared import differing
-from parastrat.runtime.training.messages import in_messages
+from parastrat.runtime.communication.compared import differing
+from parastrat.runtime.communication.messages import in_messages
+from parastrat.runtime.tensors.buffers import changeable, has_changing_buffers, norms_with_statistics
 from parastrat.runtime.wrapped import inner, wrapped_of
 
 if TYPE_CHECKING:
-    from parastrat.runtime.mesh import RankMesh
+    from parastrat.runtime.communication.mesh import RankMesh
     from parastrat.runtime.wrapped import Wrapped
 
 

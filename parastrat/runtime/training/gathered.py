@@ -15,8 +15,8 @@ from torch.distributed.fsdp import FSDPModule
 
 from parastrat.errors import WrapError
 from parastrat.runtime.backward import in_backward
-from parastrat.runtime.leaves import tensors_in
-from parastrat.runtime.shares import memory_of
+from parastrat.runtime.tensors.leaves import tensors_in
+from parastrat.runtime.tensors.shares import memory_of
 from parastrat.runtime.training.unused import at, held_by
 from parastrat.runtime.training.writes import apart, look_at, name_of
 

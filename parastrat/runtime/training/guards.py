@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from parastrat.runtime.pipeline.applied import apply_to_all
 from parastrat.runtime.pipeline.mixing import Mixing, tell_of_averages
-from parastrat.runtime.tensor_parallel.alike import Alike
+from parastrat.runtime.training.alike import Alike
 from parastrat.runtime.training.changed_whole import change_whole
 from parastrat.runtime.training.draws import draw_whole
 from parastrat.runtime.training.gradients import clip_alike

@@ -19,9 +19,9 @@ from torch.distributed.fsdp import FSDPModule
 
 from parastrat.errors import MismatchError
 from parastrat.runtime.backward import in_backward
-from parastrat.runtime.gloo import group_apart
-from parastrat.runtime.training import messages
-from parastrat.runtime.training.compared import is_compared
+from parastrat.runtime.communication import messages
+from parastrat.runtime.communication.compared import is_compared
+from parastrat.runtime.communication.gloo import group_apart
 from parastrat.runtime.training.writes import apart
 
 if TYPE_CHECKING:

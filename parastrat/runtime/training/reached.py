@@ -13,8 +13,8 @@ import torch
 from torch.autograd import Variable
 
 from parastrat.errors import WrapError
-from parastrat.runtime.leaves import hides_tensors, tensors_in
-from parastrat.runtime.training.messages import true_on_any
+from parastrat.runtime.communication.messages import true_on_any
+from parastrat.runtime.tensors.leaves import hides_tensors, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import MismatchError
-from parastrat.runtime.leaves import tensors_in
-from parastrat.runtime.tensor_parallel.alike import Alike
-from parastrat.runtime.training.compared import DRIFT, differing, is_compared, spread
+from parastrat.runtime.communication.compared import DRIFT, differing, is_compared, spread
+from parastrat.runtime.tensors.leaves import tensors_in
+from parastrat.runtime.training.alike import Alike
 from parastrat.runtime.training.first_ranks_buffers import OwnBuffers
 from parastrat.runtime.training.samples import Samples
 from parastrat.runtime.training.settings import settings_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from parastrat.runtime.training.compared import Named
+    from parastrat.runtime.communication.compared import Named
     from parastrat.runtime.wrapped import Wrapped
 
 _LOADED = (

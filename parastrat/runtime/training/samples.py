@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from parastrat.runtime.leaves import tensors_in
-from parastrat.runtime.training.batches import target_count
-from parastrat.runtime.training.compared import spread, told
+from parastrat.runtime.communication.compared import spread, told
+from parastrat.runtime.tensors.batches import target_count
+from parastrat.runtime.tensors.leaves import tensors_in
 from parastrat.runtime.training.weighed import Weighed
 
 if TYPE_CHECKING:

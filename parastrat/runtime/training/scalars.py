@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.autograd import Variable
 
-from parastrat.runtime.leaves import tensors_in
-from parastrat.runtime.training.messages import in_messages
+from parastrat.runtime.communication.messages import in_messages
+from parastrat.runtime.tensors.leaves import tensors_in
 
 if TYPE_CHECKING:
-    from parastrat.runtime.mesh import RankMesh
+    from parastrat.runtime.communication.mesh import RankMesh
     from parastrat.runtime.wrapped import Wrapped
 
 Gradients = dict[nn.Parameter, torch.Tensor | None]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parastrat.errors import WrapError
-from parastrat.runtime.leaves import hides_tensors, tensors_in
+from parastrat.runtime.tensors.leaves import hides_tensors, tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,15 +13,15 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import UsageError
-from parastrat.runtime.leaves import as_tree, tensors_in
+from parastrat.runtime.communication.told import Told
 from parastrat.runtime.logits import logits_divided
 from parastrat.runtime.pipeline.keeping import raise_together
 from parastrat.runtime.precision import COMPUTE
-from parastrat.runtime.training.batches import called, micro_batches, to_device
+from parastrat.runtime.tensors.batches import called, micro_batches, to_device
+from parastrat.runtime.tensors.leaves import as_tree, tensors_in
 from parastrat.runtime.training.counted import check_mean, counted, setting_of
 from parastrat.runtime.training.explained import explained
 from parastrat.runtime.training.summed import refuse_sum
-from parastrat.runtime.training.told import Told
 from parastrat.runtime.wrapped import Wrapped, inner
 from parastrat.runtime.wrapping import Wrapping, wrapping_of
 

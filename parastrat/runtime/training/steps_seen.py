@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
 from parastrat.errors import MismatchError, WrapError
-from parastrat.runtime.training.compared import differing, is_compared
+from parastrat.runtime.communication.compared import differing, is_compared
 from parastrat.runtime.training.replicas import living
 from parastrat.runtime.training.settings import count_step
 

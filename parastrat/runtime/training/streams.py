@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import DataLoader, IterableDataset
 
-from parastrat.runtime.agreement import alike
+from parastrat.runtime.communication.agreement import alike
 
 
 @dataclass(frozen=True, slots=True)

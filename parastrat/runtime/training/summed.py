@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from parastrat.errors import UsageError
-from parastrat.runtime.training.batches import IGNORED, target_count
+from parastrat.runtime.tensors.batches import IGNORED, target_count
 from parastrat.runtime.training.counted import setting_of
 
 if TYPE_CHECKING:

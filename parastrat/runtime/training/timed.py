@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from parastrat.records import plain
-from parastrat.runtime.leaves import tensors_in
+from parastrat.runtime.tensors.leaves import tensors_in
 from parastrat.runtime.wrapping import wrapping_of
 from parastrat.trials import TRIAL_VARIABLE, Loop, Timed
 

@@ -16,13 +16,13 @@ from torch import nn
 from torch.autograd import Variable
 from torch.distributed.fsdp import FSDPModule
 
-from parastrat.runtime.leaves import tensors_in
-from parastrat.runtime.training import messages
+from parastrat.runtime.communication import messages
+from parastrat.runtime.tensors.leaves import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from parastrat.runtime.mesh import RankMesh
+    from parastrat.runtime.communication.mesh import RankMesh
     from parastrat.runtime.wrapped import Wrapped
 
 

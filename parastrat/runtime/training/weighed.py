@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from parastrat.runtime.leaves import tensors_in
+from parastrat.runtime.tensors.leaves import tensors_in
 
 #: that are looked at of a forward's logits: most of a prompt may be ignored
 _ROWS = 32

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from parastrat.errors import MismatchError
-from parastrat.runtime.gloo import group_apart
+from parastrat.runtime.communication.gloo import group_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from parastrat.errors import WrapError
 from parastrat.runtime.backward import in_backward
-from parastrat.runtime.shares import memory_of, share_of
+from parastrat.runtime.tensors.shares import memory_of, share_of
 from parastrat.runtime.training.unused import at, held_by
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from parastrat.runtime.pipeline.following import followed, route_of
 from parastrat.runtime.pipeline.proof import prove
 from parastrat.runtime.pipeline.route import Route
 from parastrat.runtime.pipeline.setting import Setting
-from parastrat.runtime.slots import slots_of
+from parastrat.runtime.tensors.slots import slots_of
 from parastrat.schedules import rank_of_stage, stages_of_rank
 from parastrat.workload import Precision
 

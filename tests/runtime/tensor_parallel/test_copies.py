@@ -11,7 +11,7 @@ from runtime.ranks import on_ranks
 from torch import nn
 
 from parastrat.errors import WrapError
-from parastrat.runtime.gloo import mesh_of_dtensors
+from parastrat.runtime.communication.gloo import mesh_of_dtensors
 from parastrat.runtime.tensor_parallel.choice import chosen_layout
 from parastrat.runtime.tensor_parallel.copies import Source, small_copies
 

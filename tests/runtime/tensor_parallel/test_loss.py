@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 
 import parastrat
 from parastrat.errors import WrapError
-from parastrat.runtime.gloo import mesh_of_dtensors
+from parastrat.runtime.communication.gloo import mesh_of_dtensors
 from parastrat.runtime.logits import cross_entropies_computed, logits_divided
 from parastrat.runtime.tensor_parallel.by_vocabulary import by_vocabulary
 from parastrat.runtime.wrapping import wrapping_of

@@ -19,7 +19,8 @@ from torch.distributed.tensor.experimental import implicit_replication
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import parastrat
-from parastrat.runtime.tensor_parallel import flow, own_values
+from parastrat.runtime.communication import flow
+from parastrat.runtime.tensor_parallel import own_values
 from parastrat.runtime.wrapping import wrapping_of
 
 pytestmark = pytest.mark.slow

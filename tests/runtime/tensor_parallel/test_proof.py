@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from parastrat.errors import ParastratError, WrapError
-from parastrat.runtime.gloo import mesh_of_dtensors
+from parastrat.runtime.communication.gloo import mesh_of_dtensors
 from parastrat.runtime.tensor_parallel import choice, loss
 from parastrat.runtime.tensor_parallel.attending import NoEmptyAttention
 from parastrat.runtime.tensor_parallel.choice import chosen_layout

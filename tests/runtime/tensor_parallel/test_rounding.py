@@ -11,7 +11,7 @@ import torch.distributed as dist
 from runtime.ranks import on_ranks
 from torch import nn
 
-from parastrat.runtime.gloo import mesh_of_dtensors
+from parastrat.runtime.communication.gloo import mesh_of_dtensors
 from parastrat.runtime.tensor_parallel import proof
 from parastrat.runtime.tensor_parallel.computed import Task, results
 from parastrat.runtime.tensor_parallel.layout import Layout

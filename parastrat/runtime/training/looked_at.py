@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from parastrat.errors import WrapError
-from parastrat.runtime.leaves import tensors_in
 from parastrat.runtime.tensor_parallel.layout import Role
+from parastrat.runtime.tensors.leaves import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from parastrat.runtime.gloo import flat, mesh_of_dtensors, overlapping_group
-from parastrat.runtime.tensor_parallel.flow import exchange_over
+from parastrat.runtime.communication.flow import exchange_over
+from parastrat.runtime.communication.gloo import flat, mesh_of_dtensors, overlapping_group
 
 if TYPE_CHECKING:
     import torch

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.distributed.tensor import DTensor
 
-from parastrat.runtime.storages import storage_of
+from parastrat.runtime.tensors.storages import storage_of
 
 
 def share_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor import DTensor
 
-from parastrat.runtime.leaves import tensors_in
+from parastrat.runtime.tensors.leaves import tensors_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

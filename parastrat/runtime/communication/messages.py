@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from parastrat.runtime.shares import share_of
+from parastrat.runtime.tensors.shares import share_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -13,8 +13,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import is_lazy
 
 from parastrat.errors import ModelError
-from parastrat.runtime.leaves import tensors_in
-from parastrat.runtime.shares import as_share, share_of_whole
+from parastrat.runtime.tensors.leaves import tensors_in
+from parastrat.runtime.tensors.shares import as_share, share_of_whole
 
 #: what wrappers insert into names
 _INFIXES = ("_checkpoint_wrapped_module.", "_orig_mod.")

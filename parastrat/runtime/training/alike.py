@@ -13,10 +13,10 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from parastrat.errors import MismatchError
-from parastrat.runtime.leaves import tensors_in
+from parastrat.runtime.communication.compared import DRIFT, differing, is_compared, spread, told
 from parastrat.runtime.tensor_parallel.dropout import States
-from parastrat.runtime.tensor_parallel.looked_at import LookedAt
-from parastrat.runtime.training.compared import DRIFT, differing, is_compared, spread, told
+from parastrat.runtime.tensors.leaves import tensors_in
+from parastrat.runtime.training.looked_at import LookedAt
 from parastrat.runtime.wrapped import inner
 
 if TYPE_CHECKING:

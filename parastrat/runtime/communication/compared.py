@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from parastrat.runtime.shares import share_of
+from parastrat.runtime.tensors.shares import share_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
