@@ -44,13 +44,11 @@ class KindsOf:
     def columns(self) -> tuple[Kind, ...]:
         """The columns of all kinds in each variant."""
         most = max(len(kind.moments) for variant in self.each for kind in variant)
-        found: list[Kind] = []
-        # what kinds have in common in several variants is told by identity
-        made: dict[tuple[int, ...], Any] = {}
+        found, made = list[Any](), dict[tuple[int, ...], Any]()
         for place, variant in enumerate(self.each):
             same = self.each.index(variant)
             even = [_with_moments(kind, most) for kind in variant]
-            found.append(found[same] if same < place else _kinds_together(even, made))
+            found.append(found[same] if same < place else _KindsTogether(even, made))
         return tuple(found)
 
     def beside(self, name: str, variant: Any) -> Any:
@@ -146,16 +144,21 @@ def _with_moments(kind: Kind, most: int) -> Kind:
     return replace(kind, moments=(kind.moments + kind.moments[-1:] * most)[:most])
 
 
-def _kinds_together(several: Sequence[Kind], made: dict[tuple[int, ...], Any]) -> Kind:
-    """Return several kinds as one whose numbers are columns; what is made of each part is kept."""
-    columns = {}
-    for name in Kind.__dataclass_fields__:
-        values = [getattr(each, name) for each in several]
+class _KindsTogether:
+    """Several kinds as one whose numbers are columns, which are made as they are read; as ``Kind``."""
+
+    def __init__(self, several: Sequence[Kind], made: dict[tuple[int, ...], Any]) -> None:
+        self.__dict__.update(_several=several, _made=made)
+
+    def __getattr__(self, name: str) -> Any:
+        values = [getattr(each, name) for each in self._several]
+        # variants mostly have parts in common, which are told by identity; the values stay, so that no
+        # others have it
         key = tuple(map(id, values))
-        if key not in made:
-            made[key] = values, _together(values)
-        columns[name] = made[key][1]
-    return Kind(**columns)
+        if key not in self._made:
+            self._made[key] = values, _together(values)
+        column = self.__dict__[name] = self._made[key][1]
+        return column
 
 
 def _together(several: Sequence[Any]) -> Any:
