@@ -9,7 +9,7 @@ from torch import nn
 from parastrat.plan import Compile, Recompute
 from parastrat.runtime.blocks import called_units
 from parastrat.runtime.context_parallel.apply import context_parallel, give_positions
-from parastrat.runtime.data_parallel import replicate, replicate_divided, shard
+from parastrat.runtime.data_parallel.apply import replicate, replicate_divided, shard
 from parastrat.runtime.expert_parallel.apply import expert_parallel
 from parastrat.runtime.first_values.filled import fill
 from parastrat.runtime.first_values.first_rank import hold_alike, to_device_from_first_rank

@@ -19,7 +19,7 @@ import parastrat
 from parastrat.errors import WrapError
 from parastrat.plan import PipelineSchedule
 from parastrat.runtime.blocks import has_routed_parts
-from parastrat.runtime.data_parallel import _reduce_unused
+from parastrat.runtime.data_parallel.apply import _reduce_unused
 from parastrat.runtime.tensors.slots import clean_name
 from parastrat.runtime.wrapping import wrapping_of
 

@@ -15,11 +15,17 @@ from torch.nn.parallel import DistributedDataParallel
 from parastrat.errors import WrapError
 from parastrat.plan import Plan
 from parastrat.runtime.blocks import has_lists_of_experts, has_routed_parts
+from parastrat.runtime.data_parallel.own_units import (
+    columns_over,
+    policy_text,
+    shard_experts,
+    shard_norms,
+    tensors_of,
+)
+from parastrat.runtime.data_parallel.replicated import Replicated
 from parastrat.runtime.first_values.first_rank import to_device_from_first_rank
-from parastrat.runtime.own_units import columns_over, policy_text, shard_experts, shard_norms, tensors_of
 from parastrat.runtime.precision import COMPUTE, policy
 from parastrat.runtime.refusals import check_calls
-from parastrat.runtime.replicated import Replicated
 from parastrat.runtime.tensors.buffers import has_changing_buffers
 from parastrat.runtime.training.first_ranks_buffers import follow_first_rank
 from parastrat.runtime.training.gathered import Left

@@ -1,0 +1,1 @@
+"""Data parallelism: one module copied or sharded over several devices, each with samples of its own."""
