@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from parastrat.columns import code_of
 from parastrat.elementwise import larger, where
+from parastrat.memory.flying import Pipes
 from parastrat.plan import Recompute
 from parastrat.remembered import remembered
 from parastrat.stack import Crossing
@@ -30,20 +31,11 @@ _NOTHING, _SENT = Crossing.NOTHING, Crossing.SENT
 _KEEPING_INPUTS = code_of(Recompute.SELECTIVE)
 
 
-class Sending(Protocol):
+class Sending(Pipes, Protocol):
     """What of the plans of ranks tells what these send and receive."""
 
     @property
     def alike(self) -> Alike: ...
-
-    @property
-    def pp(self) -> Numbers: ...
-
-    @property
-    def virtual_stages(self) -> Numbers: ...
-
-    @property
-    def gradient_accumulation_steps(self) -> Numbers: ...
 
     #: what ``widths_of`` tells
     @property
