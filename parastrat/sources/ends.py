@@ -66,11 +66,12 @@ def embedding(setting: Setting) -> Block:
     mask = Saved(sequence=a.hidden * tokens if a.dropout else 0, replicated=_TOKEN_ID_BYTES * tokens)
     groups = (table, Parameters(trainable=others)) if others else (table,)
     part = joined(Part(parameters=groups, operators=(lookup,), saved=mask), normalised)
-    block, masks = end_block(setting, "embedding", 1, part, unit=False), attention_masks(setting)
-    if not masks.total:
+    block = end_block(setting, "embedding", 1, part, unit=False)
+    if not setting.kernels.eager:
         return block
-    # layers that run again are given them again
-    again = block.activations.none + masks
+    # layers that run again are given masks again, and the first what it takes its stretch of by itself
+    whole = block.boundary_bytes
+    again = block.activations.none + attention_masks(setting) + Saved(replicated=whole, sequence=-whole)
     return replace(block, activations=replace(block.activations, selective=again, full=again))
 
 
