@@ -69,10 +69,14 @@ def embedding(setting: Setting) -> Block:
     block = end_block(setting, "embedding", 1, part, unit=False)
     if not setting.kernels.eager:
         return block
-    # layers that run again are given masks again, and the first what it takes its stretch of by itself
-    whole = block.boundary_bytes
-    again = block.activations.none + attention_masks(setting) + Saved(replicated=whole, sequence=-whole)
-    return replace(block, activations=replace(block.activations, selective=again, full=again))
+    # what runs again is given masks again, and the first layer what it takes its stretch of by itself
+    whole, masks, kept = block.boundary_bytes, attention_masks(setting), block.activations.none
+    again = kept + masks + Saved(replicated=whole, sequence=-whole)
+    # attention alone runs again where its core is one kernel
+    attention = kept + Saved(fixed=masks.fixed)
+    return replace(
+        block, activations=replace(block.activations, attention=attention, selective=again, full=again)
+    )
 
 
 def head(setting: Setting) -> Block:

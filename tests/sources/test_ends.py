@@ -43,6 +43,9 @@ def test_a_table_is_read_and_its_tokens_are_kept() -> None:
     # the first layer that runs again is given all of a sequence, of which tp's ranks take a stretch each
     again = Saved(replicated=80 + WIDTH, sequence=-WIDTH)
     assert block.activations.selective == block.activations.full == again
+    # attention that runs again is given its mask again
+    masked = embedding(setting(masked=True)).activations
+    assert (masked.none, masked.attention) == (Saved(replicated=80), Saved(replicated=80, fixed=T * T))
     fused = embedding(setting(kernels=Kernels.FUSED)).activations
     assert fused.full == fused.none
     assert (block.working, block.boundary_bytes) == (Saved(sequence=WIDTH), WIDTH)
