@@ -1,4 +1,7 @@
-"""Presets cut to a few blocks, as builders by name: ``dry_run_models.py:llama_3_1_8b`` is llama-3.1-8b."""
+"""Presets cut to a few blocks, as builders by name: ``dry_run_models.py:llama_3_1_8b`` is llama-3.1-8b.
+
+Of as many blocks as stand behind it: ``llama_3_1_8b__6`` has six.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +55,16 @@ def cut(name: str, blocks: int | None = BLOCKS) -> TransformerSource:
     return replace(preset, architecture=replace(own, layers=blocks, window=window))
 
 
+def builder_name(name: str, blocks: int = BLOCKS) -> str:
+    """Return the builder of a preset with so many blocks."""
+    plain = name.replace("-", "_").replace(".", "_")
+    return plain if blocks == BLOCKS else f"{plain}__{blocks}"
+
+
 def __getattr__(attribute: str) -> Callable[[], nn.Module]:
-    for name in decoders():
-        if attribute == name.replace("-", "_").replace(".", "_"):
-            source = cut(name)
+    plain, _, blocks = attribute.partition("__")
+    for name in decoders() if plain else ():
+        if plain == builder_name(name):
+            source = cut(name, int(blocks) if blocks else BLOCKS)
             return lambda: built(source.model_type or "", source.architecture)
     raise AttributeError(attribute)

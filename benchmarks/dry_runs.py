@@ -27,7 +27,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from dry_run_models import BLOCKS, cut, decoders
+from dry_run_models import BLOCKS, builder_name, cut, decoders
 
 from parastrat.assess import assess, columns_of
 from parastrat.case import Facts
@@ -242,7 +242,7 @@ class Combination:
         """The builder of the model."""
         if self.blocks is None:
             return self.model
-        return f"{MODELS}:{self.model.replace('-', '_').replace('.', '_')}"
+        return f"{MODELS}:{builder_name(self.model)}"
 
     @property
     def plan(self) -> Plan:

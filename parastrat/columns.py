@@ -99,6 +99,8 @@ class Columns:
     token_heads: Numbers
     without_heads: Numbers
     without_experts: Numbers
+    #: the first block and the last share a weight
+    ties_ends: Numbers
     # hardware
     devices: Numbers
     devices_per_node: Numbers

@@ -119,6 +119,8 @@ class Block:
     working: Saved
     #: all tensors alive across the cut behind one repeat
     boundary_bytes: float
+    #: FLOPs of pairs that a mask hides and a kernel computes all the same: stages are cut by them too
+    hidden_flops: float = 0.0
     #: gradients of its products and norms, of which those of the weights are made, where that waits
     awaited: Saved = field(default_factory=Saved)
     #: of its parameters' gradients the share that is there when its backward holds most; None: unknown

@@ -12,7 +12,7 @@ from parastrat.units import MOST_CHUNKS, MOST_RANKS, MOST_SAMPLES, MOST_TOKENS
 if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.hardware import Hardware
-    from parastrat.model import ModelSpec
+    from parastrat.model import Block, ModelSpec
     from parastrat.plan import Plan
     from parastrat.stack import Stack
     from parastrat.workload import Workload
@@ -64,7 +64,13 @@ def model_columns(model: ModelSpec) -> dict[str, Any]:
         # of a module that was traced its data flow tells
         "without_heads": model.heads is None and model.family is not Family.MODULE,
         "without_experts": model.experts is None,
+        "ties_ends": not _tied_in(model.blocks[0]).isdisjoint(_tied_in(model.blocks[-1])),
     }
+
+
+def _tied_in(block: Block) -> set[str]:
+    """Return the groups of tied weights that a block has a part in."""
+    return {group.tie_group for group in block.parameters if group.tie_group is not None}
 
 
 def hardware_columns(hardware: Hardware) -> dict[str, Any]:

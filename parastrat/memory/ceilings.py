@@ -44,7 +44,7 @@ def ceilings(plans: Plans, kinds: KindBytes, ranks: Sequence[Rank], c: OfRanks) 
     fewest = smaller(d.dense_shards, d.expert_shards)
     of_parameter = sum(c.elements) / (fewest if alike.shards else smaller(fewest, 1))
     if alike.gathers:
-        of_parameter += share * (element.compute + element.reduce)
+        of_parameter += share * ((1 + alike.splits) * element.compute + element.reduce)
         of_root = 2 * (share + 1) * element.compute + element.reduce
         every += (2 * share * element.compute + of_root) * reduce(larger, kinds.unit)
     if element.copied:

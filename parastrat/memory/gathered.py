@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of, derived
-from parastrat.elementwise import of_kinds, smaller, taken, where
+from parastrat.elementwise import larger, of_kinds, smaller, taken, where
 from parastrat.memory.plans import in_parallel
 from parastrat.plan import Shard
 
@@ -121,7 +121,12 @@ def _under_pipelines(
     reshards = False if plans.reshards is None else taken(plans.reshards, start.rows)
     if reshards is not False:
         running = where(reshards, kept + element.compute * _ahead(kinds, own, start), every)
-    return by_way(ways, running, running, every)
+    copied = running
+    if rank.alike.splits is not False:
+        left = rank.uncast - of_kinds(kinds.unit, start.freed, start.rows)
+        running = running + element.compute * larger(left, 0.0)
+        copied = copied + element.compute * larger(left - own, 0.0)
+    return by_way(ways, running, copied, every)
 
 
 def _beside(kinds: KindBytes, held: Numbers, start: Start) -> Numbers:
@@ -146,8 +151,29 @@ def _gathered_last(plans: Plans, kinds: KindBytes, start: Start) -> Numbers:
     gathered last stays until it ends. A loss in parallel has most in its forward, another in its backward.
     """
     unit, experts = kinds.unit[start.behind], kinds.experts[start.behind]
-    meets = start.first & start.follows & taken(in_parallel(plans.c, plans.division), start.rows)
-    return where(meets & (experts > 0), 2 * experts - unit, 0.0)
+    return where(_ends_forward(plans, start) & (experts > 0), 2 * experts - unit, 0.0)
+
+
+def _copied_out_of(plans: Plans, kinds: KindBytes, start: Start) -> Numbers:
+    """Return what a forward gathered last as it came, beside a loss that has most in that forward.
+
+    It was copied out, and is let go of as another unit is or as the forward ends
+    (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, ``AllGatherState``). With resharding as much
+    is prefetched for backward; without, nothing is.
+    """
+    ends = _ends_forward(plans, start)
+    if ends is False:
+        return 0.0
+    unit, experts = kinds.unit[start.behind], kinds.experts[start.behind]
+    return where(ends, where(experts > 0, experts, unit), 0.0)
+
+
+def _ends_forward(plans: Plans, start: Start) -> Mask:
+    """Return where a loss in parallel runs behind a unit: it has most in its forward."""
+    if start.first is False or start.follows is False:
+        return False
+    meets: Mask = start.first & start.follows & taken(in_parallel(plans.c, plans.division), start.rows)
+    return meets
 
 
 def _unit_by_unit(
@@ -170,6 +196,8 @@ def _unit_by_unit(
     else:
         left = rank.everything - root - of_kinds(unit, start.freed, rows)
         first = kept + compute * _left(reshards, ahead, left)
+        if reshards is not None:
+            first = first + compute * where(reshards, 0.0, _copied_out_of(plans, kinds, start))
         copied = kept + compute * _left(reshards, ahead, left - own)
         # the last two units
         end = kept + compute * _left(reshards, ahead, smaller(left, 2 * own))

@@ -82,6 +82,8 @@ class RankHeld:
     buffers: Bytes
     #: of micro-batches in flight, and of what it sent of them; without those that take turns
     held: Bytes
+    #: parameters whose gradients wait to be copied in the reduction's format
+    uncast: Numbers
 
     def at(self, places: Any) -> RankHeld:
         """Return it for some of the ranks."""
@@ -175,7 +177,28 @@ def rank_held(plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks) -> RankHel
         pool,
         buffers,
         held,
+        _uncast(plans, kinds, rank, c, (everything, root)),
     )
+
+
+def _uncast(
+    plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks, held: tuple[Numbers, Numbers]
+) -> Numbers:
+    """Return the parameters whose gradients wait in the compute format, where backward is split.
+
+    FSDP2 copies gradients as backward leaves a unit, which that of weights alone does not: those that it
+    made wait for the next micro-batch's backward of inputs (``to_accumulated_grad_if_needed`` in
+    torch/distributed/fsdp/_fully_shard/_fsdp_param.py). A first stage's backward is whole, with the
+    embedding's; of its units a rank has as many as of another stage's.
+    """
+    job, alike, (everything, root) = plans.job, c.alike, held
+    if alike.splits is False or alike.gathers is False or job.element.reduce <= job.element.compute:
+        return 0.0
+    first, begins = job.pipelines.kinds.of[0], rank.load.rank == 0
+    own = kinds.root[first] if rank.rows is None else kinds.root.at(first, rank.rows)
+    units = (everything - root) * (1 - begins / c.virtual_stages)
+    several = alike.splits & alike.gathers & (c.gradient_accumulation_steps > 1)
+    return where(several, units + larger(root - own * begins, 0.0), 0.0)
 
 
 def _parameters(

@@ -81,11 +81,14 @@ def early_bytes(plans: Plans, rank: RankHeld, start: Start, ways: Sequence[When]
 
     That is where all micro-batches of a step are in flight as the first of them runs backward, in pipelines
     that gather parameters. As the next one does these gradients are there, but one micro-batch fewer is in
-    flight: either may be the moment of most. Those of the last repeat come as it runs.
+    flight: either may be the moment of most. Those of the last repeat come as it runs, in the compute
+    format, and take the other one when it has run.
     """
     trained, reduce = trained_parameters(plans), plans.job.element.reduce
     left, own = rank.trained - of_kinds(trained, start.freed, start.rows), trained[start.place]
     alone = rank.steps == 1
-    still = by_way(ways, left, left - own, 0.0)
+    # a head is none of the last: when all of a later micro-batch is there its first moment tells
+    ended = where(start.of_unit | start.ended, own, left)
+    still = by_way(ways, left, left - own, ended)
     waiting = [reduce * larger(each, 0.0) for each in still]
     return [where(rank.early, where(alone, each, smaller(each, rank.one)), 0.0) for each in waiting]

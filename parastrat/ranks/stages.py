@@ -36,7 +36,7 @@ def loads_of(model: ModelSpec, stages: int) -> list[float]:
 
 @remembered
 def _flops_of(model: ModelSpec) -> list[float]:
-    flops = {id(block): block.flops for block in model.distinct_blocks}
+    flops = {id(block): block.flops + block.hidden_flops for block in model.distinct_blocks}
     return [flops[id(block)] for block in model.blocks for _ in range(block.repeat)]
 
 

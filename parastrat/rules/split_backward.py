@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 from parastrat.choices import is_any_of
 from parastrat.columns import code_of
 from parastrat.finding import Hit, Severity
-from parastrat.plan import Compile, PipelineSchedule, Recompute
+from parastrat.plan import Compile, PipelineSchedule, Recompute, Shard
 from parastrat.rules.rule import plan_rule
-from parastrat.schedules import SPLITS, schedule_of
+from parastrat.schedules import SPLITS, V_SHAPED, schedule_of
 
 if TYPE_CHECKING:
     from parastrat.case import Case
     from parastrat.columns import Columns
     from parastrat.units import Mask
 
+_BENT = tuple(sorted(V_SHAPED))
 _MEGATRON = (
     "https://github.com/NVIDIA/Megatron-LM/blob/d98e8a6/megatron/core/pipeline_parallel/schedules.py"
 )
@@ -104,4 +105,28 @@ def _(case: Case) -> Hit:
     return Hit(
         message=f"{schedule_of(case.plan)}: its time is derived, no published run of PyTorch tells it",
         fix=f"measure some steps of it and of {PipelineSchedule.INTERLEAVED.value}",
+    )
+
+
+@plan_rule(
+    "PS719",
+    Severity.ERROR,
+    source="https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html",
+)
+def tied_weight_is_sharded_twice(p: Columns) -> Mask:
+    """A V schedule cannot shard a weight that the first stage and the last share.
+
+    Its first rank has both of these stages. FSDP2 shards each stage as a model of its own, and no parameter
+    twice; the copies of two ranks are two parameters, whose gradients are added up.
+    """
+    sharded = (p.shard == code_of(Shard.PARAMETERS)) & (p.dp_shard * p.cp > 1)
+    return (p.pp > 1) & is_any_of(p.pp_schedule, _BENT) & sharded & (p.ties_ends == 1) & (p.dtensors == 1)
+
+
+@tied_weight_is_sharded_twice.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"{schedule_of(case.plan)} has the first stage and the last on one rank, and a weight that "
+        "both share would be sharded twice",
+        fix="set pp_schedule = Interleaved1F1B or 1F1B, or plan replicas: shard = none over dp_replicate",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -87,6 +88,10 @@ class LossInChunks(nn.Module):
             )
         self.model, self._chunks = model, chunks
         self.main_input_name, self.config = "input_ids", model.config
+
+    def with_config(self, config: Any) -> LossInChunks:
+        """Return it around a model of another config: proofs make a small one."""
+        return LossInChunks(type(self.model)(config), self._chunks)
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return the mean loss; what it predicts takes no memory of its own, so it is the input itself."""

@@ -211,6 +211,14 @@ def _pairs(a: Architecture, tokens: int) -> float:
     return share * near * tokens + (1 - share) * full
 
 
+def hidden_flops(setting: Setting) -> float:
+    """Return a layer's FLOPs, on average, for pairs that a mask hides: a kernel that takes one runs all."""
+    a, tokens = setting.architecture, setting.tokens
+    masked, every = masked_share(setting, tokens), tokens * tokens
+    hidden = masked * every + (1 - masked) * every / 2 - _pairs(a, tokens)
+    return 4 * hidden * a.heads * a.head_dim if masked else 0.0
+
+
 def _core(pairs: float, tokens: int, heads: int, width: float) -> Operator:
     """Return q k^T and its product with v, for so many pairs of a query and a key, in heads so wide."""
     return Operator(

@@ -66,12 +66,17 @@ def embedding(setting: Setting) -> Block:
     mask = Saved(sequence=a.hidden * tokens if a.dropout else 0, replicated=_TOKEN_ID_BYTES * tokens)
     groups = (table, Parameters(trainable=others)) if others else (table,)
     part = joined(Part(parameters=groups, operators=(lookup,), saved=mask), normalised)
-    block, masks = end_block(setting, "embedding", 1, part, unit=False), attention_masks(setting)
-    if not masks.total:
+    block = end_block(setting, "embedding", 1, part, unit=False)
+    if not setting.kernels.eager:
         return block
-    # layers that run again are given them again
-    again = block.activations.none + masks
-    return replace(block, activations=replace(block.activations, selective=again, full=again))
+    # what runs again is given masks again, and the first layer what it takes its stretch of by itself
+    whole, masks, kept = block.boundary_bytes, attention_masks(setting), block.activations.none
+    again = kept + masks + Saved(replicated=whole, sequence=-whole)
+    # attention alone runs again where its core is one kernel
+    attention = kept + Saved(fixed=masks.fixed)
+    return replace(
+        block, activations=replace(block.activations, attention=attention, selective=again, full=again)
+    )
 
 
 def head(setting: Setting) -> Block:

@@ -129,11 +129,24 @@ def mixture(setting: Setting) -> Part:
             ),
         ),
         saved=Saved(expert=kept),
+        outputs=_batched_outputs(setting, inner, width),
     )
     parts = [router, own, *((_latent(setting, experts.latent),) if experts.latent else ())]
     if experts.shared_ffn:
         parts.append(feed_forward(setting, experts.shared_ffn))
     return joined(*parts)
+
+
+def _batched_outputs(setting: Setting, inner: int, width: int) -> tuple[Saved, ...]:
+    """Return what the experts' products give where they are batched ones, as a policy may keep them.
+
+    Grouped products are on no policy's list; those of transformers' Llama 4 are ``bmm``.
+    """
+    experts = setting.architecture.experts
+    if experts is None or not (experts.every_token and setting.kernels.eager):
+        return ()
+    rows = setting.element * setting.tokens * experts.count
+    return Saved(expert=rows * inner), Saved(expert=rows * width)
 
 
 def _bias_bytes(setting: Setting) -> float:

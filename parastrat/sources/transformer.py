@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from parastrat.errors import ModelError
 from parastrat.model import Autocast, Block, Family, ModelSpec, Parameters, Split
 from parastrat.saved import Saved
-from parastrat.sources.attending import attention
+from parastrat.sources.attending import attention, hidden_flops
 from parastrat.sources.attends import attends
 from parastrat.sources.ends import classifier, embedding, end_block, head, patches, spectrogram
 from parastrat.sources.feed_forward import computed_experts, feed_forward, largest_weight, mixture
@@ -280,6 +280,7 @@ def _layer(
         unshared=taken.unshared,
         awaited=awaited(setting, part, a.layer_norms),
         boundary_bytes=width + memory,
+        hidden_flops=hidden_flops(setting) if causal and not crossed else 0.0,
         tensor_parallel_collectives=3 if crossed else 2,
         tensor_parallel_bytes=setting.element * setting.tokens * a.hidden,
         expert_parallel_bytes=routed * setting.element * setting.tokens * a.hidden,

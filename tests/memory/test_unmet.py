@@ -177,6 +177,10 @@ def test_a_parallel_loss_finds_the_experts_that_a_forward_gathered_last() -> Non
     found, whole = (memory(given, tp=2, loss_parallel=parallel).transient for parallel in (True, False))
     # a whole one has most in its backward, where the rest of that block is prefetched
     assert found - whole == 2 * (OWN - REST)
+    # where units stay gathered nothing is: left is what the forward gathered last, as it came
+    kept: dict[str, Any] = {"tp": 2, "reshard_after_forward": False}
+    found, whole = (memory(given, **kept, loss_parallel=parallel).transient for parallel in (True, False))
+    assert found - whole == 2 * OWN
 
 
 @pytest.mark.parametrize(

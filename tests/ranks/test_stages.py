@@ -32,6 +32,17 @@ def test_a_heavy_head_gets_fewer_layers_beside_it() -> None:
     assert max(layers[:-1]) == 8
 
 
+def test_pairs_that_a_mask_hides_count_where_they_are_computed() -> None:
+    table, layers, end = chain(
+        block("table", 1, 0.0, unit=False), block("layers", 4, 1.0), block("head", 1, 2.0, unit=False)
+    ).blocks
+    model = chain(table, layers, end)
+    assert [stage[1] for stage in cut(model, 2)] == [3, 1]
+    # against layers that run all pairs the head weighs less
+    masked = replace(layers, hidden_flops=10 * layers.flops)
+    assert [stage[1] for stage in cut(chain(table, masked, end), 2)] == [2, 2]
+
+
 def test_megatron_puts_equally_many_layers_on_each_stage_where_they_divide() -> None:
     # whatever the head weighs: get_num_layers_to_build divides layers by stages
     model = replace(decoder(32, 2.0), stage_load=StageLoad.LAYERS)

@@ -76,8 +76,11 @@ def test_short_weights_keep_short_states() -> None:
         2,
         4,
         2,
-        2,
+        4,
     )
+    # FSDP1 has no format for the reduction where nobody asks for one
+    aside = job(block(), precision=Precision.BF16, stack={"casts_gradients_aside": True})
+    assert element_bytes(aside).reduce == 2
     assert element_bytes(facts(Optimizer.MUON, Precision.BF16)).optimizer == 2
 
 

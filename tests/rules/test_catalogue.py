@@ -66,6 +66,7 @@ PS667 PS668 PS669 PS670 PS671 PS672 PS673 PS674 PS675 PS676 PS677
 PS678 PS679 PS680 PS681 PS682 PS683 PS684 PS685 PS686 PS687 PS688 PS689 PS690 PS691
 PS692 PS693 PS694 PS695 PS696 PS697 PS698 PS699
 PS701 PS702 PS703 PS704 PS705 PS706 PS707 PS708 PS709 PS710 PS711 PS712 PS713 PS714 PS715 PS716 PS717 PS718
+PS719
 PS801 PS802 PS803 PS804 PS805 PS811 PS812 PS813 PS814 PS815
 """,
 )
@@ -192,6 +193,7 @@ def grid(rows: int = ROWS) -> dict[str, Any]:
                 "without_tokens",
                 "without_heads",
                 "without_experts",
+                "ties_ends",
             )
         },
         "cp_method": one_of(0, 1),

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from builders import codes
+from jobs import block
 
-from parastrat.plan import Compile, PipelineSchedule, Recompute
+from parastrat.model import Parameters, Split
+from parastrat.plan import Compile, PipelineSchedule, Recompute, Shard
 
 SPLIT = [PipelineSchedule.INTERLEAVED_ZERO_BUBBLE, PipelineSchedule.ZBV, PipelineSchedule.DUAL_PIPE_V]
 WHOLE = {"pp_schedule": PipelineSchedule.INTERLEAVED, "virtual_stages": 2}
@@ -46,3 +50,22 @@ def test_zero_bubble_is_unmeasured(schedule: PipelineSchedule) -> None:
     assert "PS718" not in piped()
     # what cannot run need not be measured
     assert "PS718" not in piped(pp_schedule=schedule, compile=Compile.BLOCK)
+
+
+def test_tied_weight_is_sharded_twice() -> None:
+    table = Parameters(trainable=8, split=Split.VOCABULARY, tie_group="table")
+    ends, alone = (block(parameters=(own,), unit=False) for own in (table, replace(table, tie_group=None)))
+    bent = {"pp_schedule": PipelineSchedule.ZBV, "blocks": (ends, alone, ends)}
+    sharded = {"dp_shard": 2, "shard": Shard.PARAMETERS}
+    assert "PS719" in piped(**bent, **sharded)
+    assert "PS719" in piped(**bent, cp=2, shard=Shard.PARAMETERS)
+    for other in (
+        {"pp_schedule": PipelineSchedule.INTERLEAVED_ZERO_BUBBLE},
+        {"blocks": (ends, alone, alone)},
+        {"blocks": (ends, ends, alone)},
+        {"shard": Shard.NONE},
+        {"dp_shard": 1},
+        {"pp": 1},
+        {"dtensors": False},
+    ):
+        assert "PS719" not in piped(**(bent | sharded | other))

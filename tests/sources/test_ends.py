@@ -39,7 +39,15 @@ def test_a_table_is_read_and_its_tokens_are_kept() -> None:
     look_up = only(block, OperatorKind.EMBEDDING)
     assert (look_up.flops, look_up.bytes, look_up.split) == (0, 2 * WIDTH, Split.SEQUENCE)
     # the identities of the tokens, eight bytes each
-    assert block.activations.none == block.activations.full == Saved(replicated=80)
+    assert block.activations.none == block.activations.attention == Saved(replicated=80)
+    # the first layer that runs again is given all of a sequence, of which tp's ranks take a stretch each
+    again = Saved(replicated=80 + WIDTH, sequence=-WIDTH)
+    assert block.activations.selective == block.activations.full == again
+    # attention that runs again is given its mask again
+    masked = embedding(setting(masked=True)).activations
+    assert (masked.none, masked.attention) == (Saved(replicated=80), Saved(replicated=80, fixed=T * T))
+    fused = embedding(setting(kernels=Kernels.FUSED)).activations
+    assert fused.full == fused.none
     assert (block.working, block.boundary_bytes) == (Saved(sequence=WIDTH), WIDTH)
 
 

@@ -151,6 +151,19 @@ def test_what_a_mixture_keeps() -> None:
     assert (mixed().selective, mixed().outputs) == (Saved(), (Saved(sequence=2 * 6 * T),))
 
 
+def test_experts_that_see_every_token_have_products_that_a_policy_may_keep() -> None:
+    experts = Experts(count=6, top_k=2, ffn=5, every_token=True)
+    # in batches, one of all experts: gates and inner width, then what goes back
+    rows = 2 * 6 * T
+    assert mixture(setting(experts=experts)).outputs == (
+        Saved(sequence=2 * 6 * T),
+        Saved(expert=rows * 2 * 5),
+        Saved(expert=rows * 8),
+    )
+    grouped = mixture(setting(Kernels.COMPILED, experts=experts))
+    assert grouped.outputs == (Saved(sequence=2 * 6 * T),)
+
+
 def test_shared_experts_are_a_feed_forward_beside() -> None:
     alone, dense, both = mixed(), feed_forward(setting(), 7), mixed(shared=7)
     assert both.parameters == alone.parameters + dense.parameters

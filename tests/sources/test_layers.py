@@ -15,7 +15,7 @@ from small import SMALL
 from parastrat.model import Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Saved
 from parastrat.sources.architecture import LatentAttention, Norm, QkNorm, Scores, Window
-from parastrat.sources.attending import attention, attention_masks
+from parastrat.sources.attending import attention, attention_masks, hidden_flops
 from parastrat.sources.layers import (
     Part,
     Setting,
@@ -307,6 +307,19 @@ def test_masks_are_made_once_for_all_layers() -> None:
     both = replace(setting(scores=Scores.CAPPED, window=near, layers=2), autocast=True)
     assert attention_masks(both) == Saved(replicated=2 * 4 * T * T)
     assert attention_masks(setting(Kernels.FUSED_MATH, scores=Scores.PLAIN)) == Saved()
+
+
+def test_a_kernel_that_takes_a_mask_computes_the_pairs_that_it_hides() -> None:
+    causal, of_pair = T * T / 2, 4 * Q
+    assert hidden_flops(setting()) == 0
+    assert hidden_flops(setting(masked=True)) == of_pair * causal
+    # of two layers one sees near keys alone, and computes all; the other's kernel leaves later keys out
+    size = 4
+    near = Window(size=size, layers=1)
+    seen = size * T - size**2 / 2
+    assert hidden_flops(setting(window=near, layers=2)) == of_pair * (T * T - seen) / 2
+    # kernels of windows skip what they hide
+    assert hidden_flops(setting(Kernels.FUSED_MATH, window=near, layers=2)) == 0
 
 
 def test_what_attentions_products_give_in_their_order() -> None:

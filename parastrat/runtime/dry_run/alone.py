@@ -20,8 +20,6 @@ from parastrat.runtime.tensor_parallel import bench, computed, dropout, proof
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch.distributed.device_mesh import DeviceMesh
-
 
 def pretend(rank: int, ranks: int) -> None:
     """Join a process group of which there is no other rank; its collectives leave what they are given."""
@@ -101,12 +99,17 @@ class _Shapes:
         return {} if all(each == seen[0] for each in seen) else {"attention": 1.0}
 
 
-def _evenly(owner: torch.Tensor, mesh: DeviceMesh) -> tuple[list[int], list[int]]:
-    """Return as many choices for each rank, and from each: which they are tells no value."""
-    ranks = mesh.size()
+def _evenly(owner: torch.Tensor, holders: exchange.Holders) -> tuple[list[int], list[int]]:
+    """Return as many choices for each rank, and from each: which they are tells no value.
+
+    Ranks that are given the same tokens send a share of them each.
+    """
+    mesh = holders.mesh
+    ranks, alike = mesh.size(), 1 if holders.alike is None else holders.alike.size()
     sent = torch.empty(ranks, dtype=torch.int64, device=owner.device)
     dist.all_to_all_single(torch.empty_like(sent), sent, group=mesh.get_group())
-    return [owner.numel() // ranks] * ranks, [owner.numel() // ranks] * ranks
+    each = owner.numel() // alike // ranks
+    return [each] * ranks, [each] * ranks
 
 
 def _all_the_same(values: list[Any], own: object, *_args: Any, **_kwargs: Any) -> None:

@@ -105,7 +105,7 @@ def over_ranks(
         tokens, weights = enter(tokens, holders.alike), enter(weights, holders.alike)
         owner = _of_a_share(owner, each, holders)
     order = owner.argsort(stable=True)
-    sent, received = counts_of(owner, holders.mesh)
+    sent, received = counts_of(owner, holders)
     order = order[: sum(sent)]
     of_token = torch.div(order, each, rounding_mode="floor")
     ways = _Ways(holders, sent, received)
@@ -173,14 +173,14 @@ def _of_own(
     return made[:count]
 
 
-def counts_of(owner: torch.Tensor, mesh: DeviceMesh) -> tuple[list[int], list[int]]:
+def counts_of(owner: torch.Tensor, holders: Holders) -> tuple[list[int], list[int]]:
     """Return how many choices go to each rank, and come from each; all of them call it.
 
     Args:
         owner: the rank that each choice goes to; as many as there are ranks: to none.
-        mesh: of the ranks.
+        holders: the ranks.
     """
-    ranks = ranks_of(mesh)
+    ranks = ranks_of(holders.mesh)
     sent = torch.bincount(owner, minlength=ranks.size + 1)[: ranks.size]
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=ranks.group)

@@ -53,7 +53,7 @@ def shrunk(module: nn.Module, degree: int) -> nn.Module | None:
     _shrink(small, degree)
     try:
         with torch.device("cpu"):
-            built: nn.Module = type(module)(small)
+            built: nn.Module = getattr(module, "with_config", type(module))(small)
     except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, AssertionError, IndexError):
         return None
     return built if _kinds(built) == _kinds(module) else None

@@ -328,6 +328,14 @@ def test_a_pipelines_buffers_are_as_many_as_its_micro_batches() -> None:
     assert more.optimizer_step - few.optimizer_step == 6 * 2 * 8 * WIDTH * 4
 
 
+@pytest.mark.parametrize(("alike", "each"), [(None, 32), (SimpleNamespace(size=lambda: 8), 4)])
+def test_ranks_that_are_given_the_same_tokens_send_a_share_to_experts(alike: Any, each: int) -> None:
+    mesh = SimpleNamespace(size=lambda: 2, get_group=lambda: None)
+    holders: Any = SimpleNamespace(mesh=mesh, alike=alike)
+    with patch.object(alone.dist, "all_to_all_single"):
+        assert alone._evenly(torch.zeros(64), holders) == ([each] * 2, [each] * 2)
+
+
 def test_a_layout_under_which_attention_goes_over_other_positions_is_not_taken() -> None:
     def results(positions: int, _task: object) -> object:
         query = torch.zeros(1, 2, positions, 4)

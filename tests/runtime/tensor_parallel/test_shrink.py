@@ -13,6 +13,7 @@ from torch import nn
 
 from parastrat.errors import WrapError
 from parastrat.runtime.blocks import parameter_count
+from parastrat.runtime.chunked_loss import LossInChunks
 from parastrat.runtime.tensor_parallel.bench import bench_of
 from parastrat.runtime.tensor_parallel.copies import Source, small_copies
 from parastrat.runtime.tensor_parallel.samples import batch_for
@@ -46,6 +47,12 @@ def test_what_does_not_divide_does_not_divide_in_the_small_one(name: str, size: 
     small = shrunk(large(**{name: size}), 2)
     assert small is not None
     assert getattr(small.config, name) % 2 == 1
+
+
+def test_a_loss_in_chunks_is_put_around_the_small_one() -> None:
+    small = shrunk(LossInChunks(large(), 8), 2)
+    assert isinstance(small, LossInChunks)
+    assert parameter_count(small) < LARGE / 10
 
 
 def test_small_models_keep_their_sizes() -> None:
