@@ -22,6 +22,7 @@ from parastrat.runtime.tracing.recorded import Segment
 from parastrat.runtime.tracing.samples import SAMPLES, for_one
 from parastrat.runtime.tracing.traced import Traced, traced_segments
 from parastrat.runtime.tracing.tracker import Tracker
+from parastrat.runtime.tracing.use import use_of
 
 #: deviations from a straight line below this share of the whole are not worth a sentence
 _NEGLIGIBLE = 0.02
@@ -85,11 +86,15 @@ def chain_of(
         )
         for name, parameter in named.items()
     }
-    users, idle = _users(named, small)
-    counts |= {name: replace(counts[name], trained=False) for name in idle}
+    use = use_of(named, small)
+    counts |= {name: replace(counts[name], trained=False) for name in (*use.idle, *use.unreached)}
     drafts = [
         _block(
-            pair, ran[index], traced[index], _groups(counts, users, index), _largest(counts, users, index)
+            pair,
+            ran[index],
+            traced[index],
+            _groups(counts, use.segments, index),
+            _largest(counts, use.segments, index),
         )
         for index, pair in enumerate(zip(small.segments, large.segments, strict=True))
     ]
@@ -100,7 +105,7 @@ def chain_of(
         blocks=merged(drafts),
         causal=any(call.causal for call in calls),
         heads=gcd(*map(_heads, calls)),
-        caveats=(*_linearity(traced), *_recompute_caveats(calls), *_idle_caveats(named, idle)),
+        caveats=(*_linearity(traced), *_recompute_caveats(calls), *use.caveats),
     )
 
 
@@ -157,32 +162,6 @@ def _recompute_caveats(calls: list[Call]) -> list[str]:
     if OperatorKind.RECURRENT in kinds:
         caveats.append("what recurrent kernels keep for backward is that of CPUs; cuDNN's keep less")
     return caveats
-
-
-def _users(named: Mapping[str, torch.Tensor], tracker: Tracker) -> tuple[dict[str, list[int]], list[str]]:
-    """Return each parameter's segments, and the names of those that no segment reads."""
-    users: dict[str, list[int]] = {name: [] for name in named}
-    for index, segment in enumerate(tracker.segments):
-        for name in segment.parameters:
-            if name in users:
-                users[name].append(index)
-    idle = [name for name, indices in users.items() if not indices]
-    for name in idle:
-        users[name] = [_owner(name, tracker)]
-    return users, idle
-
-
-def _idle_caveats(named: Mapping[str, torch.Tensor], idle: list[str]) -> list[str]:
-    count = sum(named[name].numel() for name in idle)
-    return [f"{count:,} parameters ({idle[0]}, ...) take no part in the forward"] if idle else []
-
-
-def _owner(name: str, tracker: Tracker) -> int:
-    """Return the segment of the block that holds a parameter by name; the first one for others."""
-    for index, segment in enumerate(tracker.segments):
-        if segment.block and name.startswith(f"{segment.block}."):
-            return index
-    return 0
 
 
 def _elements(parameter: torch.Tensor, weights: torch.dtype) -> int:

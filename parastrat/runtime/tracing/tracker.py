@@ -70,6 +70,11 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             for name, parameter in parameters.items()
             if parameter.requires_grad
         }
+        #: names of those that got one, segments of blocks that did not run to which one came, and whether
+        #: the loss is the model's own
+        self.reached: set[str] = set()
+        self.reached_segments: set[int] = set()
+        self.own_loss = False
         #: index of the segment that runs, or whose backward runs
         self.current = 0
         self._backward = False
@@ -171,8 +176,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self.current = packed[0]
         return packed[1]
 
-    def begin_backward(self, output: Any) -> None:
-        """The forward is over; a variable holds what it returned."""
+    def begin_backward(self, output: Any, *, own_loss: bool) -> None:
+        """The forward is over; a variable holds what it returned, maybe with the model's own loss."""
+        self.own_loss = own_loss
         for allocation in self._alive.values():
             allocation.kept = not allocation.constant
         for leaf in tensors_in(output):
@@ -181,12 +187,16 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             held.kept = held.kept and held.savers.total() > 0
         self._backward = True
 
-    def end(self, gradients: list[torch.Tensor]) -> None:
+    def end(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Backward is over.
 
         Of a parameter with several uses the first one's gradient stays until the next is added to it.
+
+        Args:
+            gradients: those that are there, by the names of the parameters.
         """
-        for gradient in gradients:
+        self.reached = set(gradients)
+        for gradient in gradients.values():
             made: Allocation | None = self.allocation(gradient)
             while made is not None:
                 made.gradient = True

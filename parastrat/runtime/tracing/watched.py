@@ -22,7 +22,7 @@ from parastrat.runtime.precision import COMPUTE, weight_dtype
 from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.budget import Budget
 from parastrat.runtime.tracing.division import Division
-from parastrat.runtime.tracing.example_loss import example_loss
+from parastrat.runtime.tracing.example_loss import loss_of, read_by_loss
 from parastrat.runtime.tracing.fake_mode import FakeMode
 from parastrat.runtime.tracing.fakes import fake_input, fake_module, gpu_kernels
 from parastrat.runtime.tracing.known import NEEDS_VALUES
@@ -98,8 +98,9 @@ def watched_steps(
         def watched(batch: Any, given: Any) -> Tracker:
             tracker = told(batch, given)
             _watch(module, batch, setting, tracker, mode)
-            gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
-            tracker.end(gradients)
+            tracker.end(
+                {name: weight.grad for name, weight in parameters.items() if weight.grad is not None}
+            )
             for parameter in parameters.values():
                 parameter.grad = None
             return tracker
@@ -120,8 +121,10 @@ def _watch(module: nn.Module, batch: Any, setting: Setting, tracker: Tracker, mo
         # a training loop's variable holds what the model returned while backward runs
         with setting.casting, Budget(type(module).__name__):
             output = _called(module, batch)
-        loss = example_loss(output, in_fp32=setting.loss_in_fp32)
-        tracker.begin_backward(output)
+        read = read_by_loss(output)
+        loss = loss_of(read, in_fp32=setting.loss_in_fp32)
+        tracker.begin_backward(output, own_loss=loss is read)
+        del read
         torch.autograd.backward(loss)
         del output
 
