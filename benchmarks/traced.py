@@ -29,6 +29,7 @@ from parastrat.assess import assess
 from parastrat.case import Facts
 from parastrat.plan import Backend, Mesh, Plan
 from parastrat.profiles import load_hardware, load_stack
+from parastrat.runtime.building import Builder, build_module
 from parastrat.runtime.precision import autocast_forward
 from parastrat.runtime.tracing import watched
 from parastrat.runtime.tracing.example_inputs import made
@@ -72,8 +73,7 @@ def traced(subject: Subject, module: nn.Module) -> TracedSource:
 
 def estimated(subject: Subject, precision: Precision = Precision.FP32) -> int:
     """Return the estimate, from a trace of the model."""
-    with torch.device("meta"):
-        module = subject.build()
+    module = build_module(Builder(ref="it", build=subject.build))
     source, length = traced(subject, module), subject.length
     stack = load_stack("torch")
     facts = Facts(

@@ -12,7 +12,7 @@ Storages are counted as operators make them. MemTracker's hooks would hold more:
 inputs until the last of them has come, as in Pegasus-X, where that is the peak.
 
 Where the loss is the one that the output suggests, what it does not reach of the parameters that the
-forward reads counts as trained, as the estimate has it: its states are there, its gradients are not.
+forward reads counts as trained, as the estimate has it: it gets gradients of zero behind backward.
 
 An error counts where it is over 2 % and over a floor: operators hold a few scalars and statistics in
 passing that no estimate counts one by one.
@@ -79,6 +79,8 @@ class Outcome:
     real: int = 0
     parameters: int = 0
     samples: int = 0
+    #: of the gradients that a suggested loss does not make, which the estimate counts from where they might
+    missed: int = 0
     #: what could not be built or called; what parastrat refused; what it raised else
     untried: str = ""
     refused: str = ""
@@ -91,7 +93,8 @@ class Outcome:
 
     @property
     def is_off(self) -> bool:
-        return abs(self.error) > GOAL and abs(self.here - self.real) > FLOOR
+        apart = self.here - self.real
+        return not -max(GOAL * self.real, FLOOR) <= apart <= max(GOAL * self.real, FLOOR) + self.missed
 
 
 class Watched(TorchDispatchMode):
@@ -126,8 +129,11 @@ class Watched(TorchDispatchMode):
         del self._ends[key]
 
 
-def real(subject: Subject, precision: Precision) -> int:
-    """Return the most that a second step holds: the first one makes the optimizer's states."""
+def real(subject: Subject, precision: Precision) -> tuple[int, int]:
+    """Return the most that a second step holds, and what gradients of no loss take.
+
+    The first step makes the optimizer's states.
+    """
     torch.manual_seed(0)
     module = subject.build().train()
     mixed = autocast_forward(module, torch.device("cpu"), precision)
@@ -145,18 +151,25 @@ def real(subject: Subject, precision: Precision) -> int:
 
     with Watched([]) as first:
         is_own = forward_and_backward()
-    for weight in module.parameters():
-        if weight.requires_grad and weight.grad is None and storage_of(weight) in first.read and not is_own:
+    missed = [
+        weight
+        for weight in module.parameters()
+        if weight.requires_grad and weight.grad is None and storage_of(weight) in first.read and not is_own
+    ]
+
+    def optimize() -> None:
+        for weight in missed:
             weight.grad = torch.zeros_like(weight)
-    optimizer.step()
-    optimizer.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    optimize()
     gc.collect()
     states = tree_tensors(list(optimizer.state.values()))
     with Watched([*module.parameters(), *module.buffers(), *states, *tree_tensors(inputs)]) as second:
         forward_and_backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    return second.most
+        optimize()
+    return second.most, sum(weight.nbytes for weight in missed)
 
 
 def outcome(name: str, *, mixed: bool) -> Outcome:
@@ -168,12 +181,12 @@ def outcome(name: str, *, mixed: bool) -> Outcome:
     told = functools.partial(Outcome, name=name, mixed=mixed, parameters=size, samples=subject.samples)
     precision = Precision.BF16_MIXED if mixed else Precision.FP32
     try:
-        held = real(subject, precision)
+        held, missed = real(subject, precision)
     except Exception as error:  # noqa: BLE001 - models that nobody chose may raise anything
         return told(untried=said(error))
     try:
         with patch.object(watched, "gpu_kernels", as_with_values):
-            return told(here=estimated(subject, precision), real=held)
+            return told(here=estimated(subject, precision), real=held, missed=missed)
     except ParastratError as error:
         return told(real=held, refused=str(error))
     except Exception:  # noqa: BLE001 - whatever it is, it is a finding

@@ -24,7 +24,7 @@ from parastrat.runtime.tracing.budget import Budget
 from parastrat.runtime.tracing.division import Division
 from parastrat.runtime.tracing.example_loss import loss_of, read_by_loss
 from parastrat.runtime.tracing.fake_mode import FakeMode
-from parastrat.runtime.tracing.fakes import fake_input, fake_module, gpu_kernels
+from parastrat.runtime.tracing.fakes import constant_names, fake_input, fake_module, gpu_kernels
 from parastrat.runtime.tracing.known import NEEDS_VALUES
 from parastrat.runtime.tracing.tracker import Tracker
 from parastrat.runtime.tracing.twins import two_of_a_kind
@@ -66,6 +66,7 @@ def watched_steps(
     setting: Setting,
     answers: Answers | None = None,
     division: Division | None = None,
+    held: Mapping[str, torch.Tensor] | None = None,
 ) -> list[Tracker]:
     """Run a forward and backward of each batch on fake tensors; the module is as before afterwards.
 
@@ -77,11 +78,13 @@ def watched_steps(
             precision, unless autocast is asked for; buffers keep theirs.
         answers: to what the forward asks of values; None: it must not ask.
         division: what tensor parallelism would divide; None: nothing.
+        held: values of buffers that are known, by name.
 
     Raises:
         ModelError: the forward cannot run without values, or raises.
     """
     mode = FakeMode()
+    values = [None if held is None else held.get(name) for name in constant_names(module)]
     with (
         caches_off(module),
         fake_module(module, mode, setting.weights) as (parameters, constants),
@@ -93,6 +96,7 @@ def watched_steps(
         def told(batch: Any, given: Any) -> Tracker:
             tracker = Tracker(parameters, constants, answers, casts=setting.autocast, division=division)
             tracker.known.tell(batch, given)
+            tracker.known.tell(constants, values)
             return tracker
 
         def watched(batch: Any, given: Any) -> Tracker:
