@@ -52,7 +52,7 @@ def traced(module: nn.Module) -> ModelSpec:
 
 
 def test_what_a_models_own_loss_does_not_reach_has_no_states() -> None:
-    peaks = peaks_of(Subject(build=partial(Missed, own=True), samples=16, inputs=vectors))
+    peaks = peaks_of(Subject(build=partial(Missed, own=True), samples=2, inputs=vectors))
     assert peaks.here == pytest.approx(peaks.real, rel=0.01)
 
 

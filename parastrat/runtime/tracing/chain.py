@@ -36,6 +36,8 @@ class Chain:
     causal: bool
     #: of every attention that tensor parallelism divides a multiple of these; 0 where it divides none
     heads: int
+    #: bytes of what it makes once and holds
+    tables: int
     caveats: tuple[str, ...]
 
 
@@ -105,6 +107,7 @@ def chain_of(
         blocks=merged(drafts),
         causal=any(call.causal for call in calls),
         heads=gcd(*map(_heads, calls)),
+        tables=small.behind.tables,
         caveats=(*_linearity(traced), *_recompute_caveats(calls), *use.caveats),
     )
 

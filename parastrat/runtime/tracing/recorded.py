@@ -64,3 +64,19 @@ class Segment:
     twin: int | None = None
     #: then what that one returned
     twin_output: Allocation | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Behind:
+    """What there is behind backward."""
+
+    #: the loss that began it is the model's own
+    own_loss: bool = False
+    #: names of the parameters with gradients
+    reached: set[str] = field(default_factory=set)
+    #: segments of blocks that did not run to whose place a gradient came
+    reached_segments: set[int] = field(default_factory=set)
+    #: what the module itself holds, such as tables that it makes when it first runs
+    left: list[Allocation] = field(default_factory=list)
+    #: bytes of those of them that are tables
+    tables: int = 0

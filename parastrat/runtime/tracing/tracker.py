@@ -5,8 +5,9 @@ The forward is a chain of segments: each visit to a repeated block is one, and s
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from parastrat.runtime.tracing.division import Division
 from parastrat.runtime.tracing.fake_mode import asked, is_question
 from parastrat.runtime.tracing.known import NEEDS_VALUES, KnownValues
 from parastrat.runtime.tracing.operators import FLASH, call_of, with_workspace
-from parastrat.runtime.tracing.recorded import Allocation, Segment
+from parastrat.runtime.tracing.recorded import Allocation, Behind, Segment
 
 _ADD, _CAST = torch.ops.aten.add.Tensor, torch.ops.aten._to_copy.default  # noqa: SLF001  (no public name)
 
@@ -70,11 +71,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             for name, parameter in parameters.items()
             if parameter.requires_grad
         }
-        #: names of those that got one, segments of blocks that did not run to which one came, and whether
-        #: the loss is the model's own
-        self.reached: set[str] = set()
-        self.reached_segments: set[int] = set()
-        self.own_loss = False
+        self.behind = Behind()
         #: index of the segment that runs, or whose backward runs
         self.current = 0
         self._backward = False
@@ -178,7 +175,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
     def begin_backward(self, output: Any, *, own_loss: bool) -> None:
         """The forward is over; a variable holds what it returned, maybe with the model's own loss."""
-        self.own_loss = own_loss
+        self.behind.own_loss = own_loss
         for allocation in self._alive.values():
             allocation.kept = not allocation.constant
         for leaf in tensors_in(output):
@@ -187,15 +184,16 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             held.kept = held.kept and held.savers.total() > 0
         self._backward = True
 
-    def end(self, gradients: Mapping[str, torch.Tensor]) -> None:
+    def end(self, gradients: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor] = ()) -> None:
         """Backward is over.
 
         Of a parameter with several uses the first one's gradient stays until the next is added to it.
 
         Args:
             gradients: those that are there, by the names of the parameters.
+            inputs: what the forward was given, which others hold.
         """
-        self.reached = set(gradients)
+        self.behind.reached = set(gradients)
         for gradient in gradients.values():
             made: Allocation | None = self.allocation(gradient)
             while made is not None:
@@ -203,8 +201,18 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
                 made.added = made in self._sums
                 made = self._sums.get(made)
         self._sums.clear()
+        if self._left(inputs):
+            gc.collect()  # of what is left some may be in circles that nothing holds
+        self.behind.left = self._left(inputs)
         self._watches.clear()
         self.dividing.settle(self.segments, [*self.forward_events, *self.backward_events])
+
+    def _left(self, inputs: Sequence[torch.Tensor]) -> list[Allocation]:
+        """Return what outlives the step, though no step before it made it."""
+        held = {storage_of(tensor) for tensor in inputs}
+        return [
+            made for key, made in self._alive.items() if not (made.constant or made.gradient or key in held)
+        ]
 
     @property
     def path(self) -> list[tuple[str, list[OperatorKind]]]:

@@ -105,7 +105,7 @@ def _passed_on(kind: _Kind, first: torch.Tensor | None, tracker: Tracker) -> Any
     if kind.form is None or first is None:
         return first
     parts, spec = kind.form
-    reached = partial(tracker.reached_segments.add, tracker.current)
+    reached = partial(tracker.behind.reached_segments.add, tracker.current)
     copied: Any = _Copy.apply(first, reached)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return tree_unflatten([copied if part is _HERE else part for part in parts], spec)
 

@@ -46,14 +46,14 @@ def use_of(named: Mapping[str, torch.Tensor], tracker: Tracker) -> Use:
     return Use(
         segments=segments,
         idle=idle,
-        unreached=missed if tracker.own_loss else [],
+        unreached=missed if tracker.behind.own_loss else [],
         caveats=(
             *_said(named, idle, "take no part in the forward"),
             *_said(
                 named,
                 missed,
                 "get no gradient from the model's loss"
-                if tracker.own_loss
+                if tracker.behind.own_loss
                 else "get no gradient from the loss that its output suggests, and count as trained",
             ),
         ),
@@ -62,11 +62,11 @@ def use_of(named: Mapping[str, torch.Tensor], tracker: Tracker) -> Use:
 
 def _reached(tracker: Tracker) -> set[str]:
     """Return the names of the parameters with gradients; of a block that did not run as of its twin."""
-    reached = set(tracker.reached)
+    reached = set(tracker.behind.reached)
     for index, segment in enumerate(tracker.segments):
-        if segment.twin is not None and index in tracker.reached_segments:
+        if segment.twin is not None and index in tracker.behind.reached_segments:
             own = zip(segment.parameters, tracker.segments[segment.twin].parameters, strict=False)
-            reached |= {name for name, of_twin in own if of_twin in tracker.reached}
+            reached |= {name for name, of_twin in own if of_twin in tracker.behind.reached}
     return reached
 
 

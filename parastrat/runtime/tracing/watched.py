@@ -18,6 +18,7 @@ from parastrat.errors import ModelError, ValuesError
 from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.building import described
 from parastrat.runtime.caches import caches_off
+from parastrat.runtime.leaves import tree_tensors
 from parastrat.runtime.precision import COMPUTE, weight_dtype
 from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.budget import Budget
@@ -26,6 +27,7 @@ from parastrat.runtime.tracing.example_loss import loss_of, read_by_loss
 from parastrat.runtime.tracing.fake_mode import FakeMode
 from parastrat.runtime.tracing.fakes import constant_names, fake_input, fake_module, gpu_kernels
 from parastrat.runtime.tracing.known import NEEDS_VALUES
+from parastrat.runtime.tracing.tables import settle_tables
 from parastrat.runtime.tracing.tracker import Tracker
 from parastrat.runtime.tracing.twins import two_of_a_kind
 from parastrat.workload import Precision
@@ -102,9 +104,10 @@ def watched_steps(
         def watched(batch: Any, given: Any) -> Tracker:
             tracker = told(batch, given)
             _watch(module, batch, setting, tracker, mode)
-            tracker.end(
-                {name: weight.grad for name, weight in parameters.items() if weight.grad is not None}
-            )
+            gradients = {
+                name: weight.grad for name, weight in parameters.items() if weight.grad is not None
+            }
+            tracker.end(gradients, tree_tensors(batch))
             for parameter in parameters.values():
                 parameter.grad = None
             return tracker
@@ -116,6 +119,7 @@ def watched_steps(
             with mode, first, explained(module), torch.no_grad(), setting.casting, budget:
                 _called(module, fakes[0])
             trackers = list(map(watched, fakes, batches))
+    settle_tables(trackers)
     return trackers
 
 
