@@ -70,3 +70,30 @@ def test_only_what_products_read_is_cast() -> None:
     assert all(block.autocast for block in model.blocks)
     plain = source.at(_LENGTH, Precision.BF16, Kernels.EAGER)
     assert not any(block.autocast for block in plain.blocks)
+
+
+class Repeating(Reading):
+    """Its blocks run three times, as in looped transformers, and the head reads the table's weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(_WIDTH, 500, bias=False)
+        self.head.weight = self.table.weight
+        self.blocks = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(4))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.table(ids)
+        for block in [*self.blocks] * 3:
+            x = x + functional.gelu(block(x))
+        return self.head(x[:, :1])
+
+
+def test_weights_that_are_used_often_are_cast_once() -> None:
+    """By the first that multiplies with them: a table that is looked up is not cast."""
+    source = traced_module(Repeating(), ref="it", sample_inputs=words, divides=False)
+    model = source.at(_LENGTH, Precision.BF16_MIXED, Kernels.EAGER)
+    cast = sum(
+        block.repeat * group.count for block in model.blocks for group in block.parameters if group.cast
+    )
+    assert cast == model.parameters
+    assert not any(group.cast for group in model.blocks[0].parameters)

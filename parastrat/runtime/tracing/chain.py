@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import ceil, gcd
@@ -48,13 +48,15 @@ class _Count:
     elements: int
     split: Split
     trained: bool
-    cast: bool
+    #: the segments that make autocast's copy, which others read: one or none; None: all that use it
+    cast: Collection[int] | None
 
-    @property
-    def parameters(self) -> Parameters:
+    def parameters(self, index: int) -> Parameters:
+        """Return it as a segment holds it."""
         several = self.elements, 0
         trainable, frozen = several if self.trained else reversed(several)
-        return Parameters(trainable=trainable, frozen=frozen, split=self.split, cast=self.cast)
+        cast = self.cast is None or index in self.cast
+        return Parameters(trainable=trainable, frozen=frozen, split=self.split, cast=cast)
 
 
 def chain_of(
@@ -84,7 +86,7 @@ def chain_of(
             elements=_elements(parameter, weights),
             split=small.dividing.of_parameter(name),
             trained=parameter.requires_grad,
-            cast=casting is None or name in casting.names,
+            cast=None if casting is None else casting.of(name),
         )
         for name, parameter in named.items()
     }
@@ -186,7 +188,7 @@ def _groups(
     for name, indices in users.items():
         if index not in indices:
             continue
-        here = counts[name].parameters
+        here = counts[name].parameters(index)
         if len(indices) > 1:
             tied.append(replace(here, tie_group=name))
         elif here.count:
@@ -200,7 +202,7 @@ def _groups(
 def _largest(counts: Mapping[str, _Count], users: Mapping[str, list[int]], index: int) -> Parameters:
     """Return a segment's largest weight that is trained: its gradients weigh most as they are added up."""
     own = [
-        replace(counts[name].parameters, tie_group=name if len(indices) > 1 else None)
+        replace(counts[name].parameters(index), tie_group=name if len(indices) > 1 else None)
         for name, indices in users.items()
         if index in indices and counts[name].trained
     ]

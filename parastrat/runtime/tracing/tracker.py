@@ -54,8 +54,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self._answers, self._casts = answers, casts
         #: values of what the forward is given
         self.known = KnownValues()
-        #: names of the parameters of which that made some
-        self.cast: set[str] = set()
+        #: names of the parameters of which that made some, with the segment that did so first
+        self.cast: dict[str, int] = {}
         self.segments = [Segment(block="")]
         #: +1 and -1: an allocation begins and ends, in the segment that runs or whose backward runs
         self.forward_events: list[tuple[int, int, Allocation]] = []
@@ -102,7 +102,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             if self._casts and func is _CAST and self._is_parameter(args[0]):
                 # memory counts it with the weights
                 name = self._names[storage_of(result)] = self._names[storage_of(args[0])]
-                self.cast.add(name)
+                self.cast.setdefault(name, self.current)
                 self.allocation(result).constant = True
             self._note(func, args, kwargs, result)
         else:
