@@ -97,3 +97,25 @@ def test_weights_that_are_used_often_are_cast_once() -> None:
     )
     assert cast == model.parameters
     assert not any(group.cast for group in model.blocks[0].parameters)
+
+
+class Weighing(Reading):
+    """Weights of its blocks take more than what samples leave: their copies end one by one in backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [
+            nn.Linear(_WIDTH, 1024),
+            nn.GELU(),
+            nn.Linear(1024, 512),
+            nn.GELU(),
+            nn.Linear(512, _WIDTH),
+        ]
+        self.blocks = nn.ModuleList(nn.Sequential(*layers) for _ in range(1))
+
+
+@pytest.mark.parametrize("build", [Weighing, Repeating])
+def test_copies_of_weights_end_with_what_reads_them(build: type[Reading]) -> None:
+    subject = Subject(build=build, samples=2, length=_LENGTH, inputs=words)
+    peaks = peaks_of(subject, Precision.BF16_MIXED)
+    assert peaks.here == pytest.approx(peaks.real, rel=0.01)

@@ -30,6 +30,8 @@ class Allocation:
     added: bool = False
     #: lives as long as the model
     constant: bool = False
+    #: autocast's copy of a parameter, which memory counts with the weights
+    cast: bool = False
     #: alive at the end of the forward
     kept: bool = False
     #: what tensor parallelism divides it by

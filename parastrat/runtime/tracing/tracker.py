@@ -100,10 +100,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             self.allocation(tensor, attention=func in FLASH, way=way)
         if not self._backward:
             if self._casts and func is _CAST and self._is_parameter(args[0]):
-                # memory counts it with the weights
                 name = self._names[storage_of(result)] = self._names[storage_of(args[0])]
                 self.cast.setdefault(name, self.current)
-                self.allocation(result).constant = True
+                short = self.allocation(result)
+                short.constant = short.cast = True
             self._note(func, args, kwargs, result)
         else:
             self._note_backward(func, args, result)
