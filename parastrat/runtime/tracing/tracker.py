@@ -53,7 +53,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self.dividing = Dividing(division or Division())
         self._answers, self._casts = answers, casts
         #: values of what the forward is given
-        self.known = KnownValues()
+        self.known = KnownValues(answered=answers is not None)
         #: names of the parameters of which that made some, with the segment that did so first
         self.cast: dict[str, int] = {}
         self.segments = [Segment(block="")]
@@ -118,7 +118,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
                 return known[0]
             if self._answers is None:
                 raise
-            return self._answers.to(func, args, kwargs, error)
+            return self.known.placed(func, args, self._answers.to(func, args, kwargs, error))
 
     def allocation(
         self, tensor: torch.Tensor, *, attention: bool = False, way: Split = Split.REPLICATED
