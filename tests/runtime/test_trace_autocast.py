@@ -119,3 +119,20 @@ def test_copies_of_weights_end_with_what_reads_them(build: type[Reading]) -> Non
     subject = Subject(build=build, samples=2, length=_LENGTH, inputs=words)
     peaks = peaks_of(subject, Precision.BF16_MIXED)
     assert peaks.here == pytest.approx(peaks.real, rel=0.01)
+
+
+class Narrow(nn.Module):
+    """Norms over few features of bf16, as those of queries and keys by head: their statistics weigh."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.norm, self.head = nn.Embedding(500, _WIDTH), nn.LayerNorm(4), nn.Linear(512, 10)
+        self.up = nn.Linear(_WIDTH, 512)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.up(self.table(ids)).unflatten(-1, (-1, 4))).flatten(-2))
+
+
+def test_statistics_of_norms_are_in_fp32() -> None:
+    peaks = peaks_of(Subject(build=Narrow, samples=_SAMPLES, inputs=words), Precision.BF16_MIXED)
+    assert peaks.here == pytest.approx(peaks.real, rel=0.005)

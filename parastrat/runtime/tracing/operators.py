@@ -111,12 +111,23 @@ def call_of(
 
 
 def with_workspace(func: Any, result: Any) -> Any:
-    """Return what an operator made, on fake tensors, with what it keeps for backward beside its outputs."""
+    """Return what an operator made, on fake tensors, with what it keeps for backward beside its outputs.
+
+    Layer norm's statistics are in fp32 on accelerators, and on CPUs where its weights are; fake tensors
+    have them in the format of its input.
+    """
+    if func is _ATEN.native_layer_norm.default:
+        output, *statistics = result
+        return (output, *(each.new_empty(each.shape, dtype=_wide(each)) for each in statistics))
     if func not in _RECURRENT:
         return result
     output, *states, workspace = result
     kept = round(_RECURRENT_KEPT * output.numel() * output.itemsize)
     return (output, *states, workspace.new_empty(kept))
+
+
+def _wide(statistics: torch.Tensor) -> torch.dtype:
+    return torch.promote_types(statistics.dtype, torch.float32)
 
 
 def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
