@@ -136,3 +136,18 @@ class Narrow(nn.Module):
 def test_statistics_of_norms_are_in_fp32() -> None:
     peaks = peaks_of(Subject(build=Narrow, samples=_SAMPLES, inputs=words), Precision.BF16_MIXED)
     assert peaks.here == pytest.approx(peaks.real, rel=0.005)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(500, _WIDTH), nn.Linear(_WIDTH, 20)
+        self.recurrent = nn.LSTM(_WIDTH, _WIDTH, batch_first=True)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.recurrent(self.table(ids))[0])
+
+
+def test_recurrent_layers_keep_more_than_bf16_values() -> None:
+    peaks = peaks_of(Subject(build=Recurrent, samples=128, inputs=words), Precision.BF16_MIXED)
+    assert peaks.here == pytest.approx(peaks.real, rel=0.03)
