@@ -71,7 +71,12 @@ def _known(name: str) -> bool:
 
 
 def inputs_of(
-    config: Any, names: tuple[str, ...], samples: int, draw: torch.Generator, vocabulary: int = VOCAB
+    config: Any,
+    names: tuple[str, ...],
+    samples: int,
+    draw: torch.Generator,
+    vocabulary: int = VOCAB,
+    length: int = LENGTH,
 ) -> dict[str, Any]:
     """Return a batch of the named inputs, of the shapes that the config says."""
     found: dict[str, torch.Tensor] = {}
@@ -79,9 +84,9 @@ def inputs_of(
         key = name.partition(":")[0]
         if name.endswith("input_ids"):
             # the last ones are often special
-            found[key] = torch.randint(3, vocabulary - 2, (samples, LENGTH), generator=draw)
+            found[key] = torch.randint(3, vocabulary - 2, (samples, length), generator=draw)
         else:
-            found[key] = _input(config, name, samples, draw)
+            found[key] = _input(config, name, samples, draw, length)
     for name in names:
         if name.endswith("_mask"):
             found[name] = torch.ones(
@@ -90,12 +95,12 @@ def inputs_of(
     return found
 
 
-def _input(config: Any, name: str, samples: int, draw: torch.Generator) -> torch.Tensor:
+def _input(config: Any, name: str, samples: int, draw: torch.Generator, length: int) -> torch.Tensor:
     if name.endswith("token_type_ids"):
-        return torch.zeros(samples, LENGTH, dtype=torch.long)
+        return torch.zeros(samples, length, dtype=torch.long)
     if name == "bbox":
         # left, top, right, bottom
-        corners = torch.randint(_COORDINATES // 2, (samples, LENGTH, 4), generator=draw)
+        corners = torch.randint(_COORDINATES // 2, (samples, length, 4), generator=draw)
         return corners + torch.tensor([0, 0, _COORDINATES // 2, _COORDINATES // 2])
     return torch.randn(samples, *_shape(config, name), generator=draw)
 

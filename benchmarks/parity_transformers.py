@@ -91,11 +91,11 @@ def recipe_of(name: str, shrinks: Iterable[str] = ()) -> Recipe | str:
     for shrink in shrinks or (OWN_SHRINKS if own else SHRINKS):
         try:
             with torch.device("meta"):
-                size = sum(parameter.numel() for parameter in _built(name, shrink).parameters())
+                size = sum(parameter.numel() for parameter in built(name, shrink).parameters())
             if not least <= size <= most:
                 reasons.append(f"has {size:,} parameters")
                 continue
-            module = _built(name, shrink)
+            module = built(name, shrink)
         except Exception as error:  # noqa: BLE001 - models that nobody chose may raise anything
             reasons.append(said(error))
             continue
@@ -128,14 +128,15 @@ def subject(name: str, recipe: Recipe) -> Subject:
     """Return a class as a subject; building or calling it may raise anything."""
     return Subject(
         name=name,
-        build=lambda: _built(name, recipe.shrink).train(not recipe.evaluated),
+        build=lambda: built(name, recipe.shrink).train(not recipe.evaluated),
         batch=functools.partial(_batch, name, recipe),
         loss_fn=loss,
         steps=_STEPS_OF_OWN if name.endswith(OWN) else STEPS,
     )
 
 
-def _config(name: str, shrink: str) -> Any:
+def config_of(name: str, shrink: str) -> Any:
+    """Return a class's config, shrunk."""
     import transformers  # noqa: PLC0415 - only where it is asked for
 
     name = name.removesuffix(OWN)
@@ -144,10 +145,11 @@ def _config(name: str, shrink: str) -> Any:
     return shrunk((own or getattr(transformers, stated))(), (SHRINKS | OWN_SHRINKS)[shrink])
 
 
-def _built(name: str, shrink: str) -> nn.Module:
+def built(name: str, shrink: str) -> nn.Module:
+    """Return a module of a class, shrunk, without caches and dropout."""
     import transformers  # noqa: PLC0415 - only where it is asked for
 
-    module: nn.Module = getattr(transformers, name.removesuffix(OWN))(_config(name, shrink))
+    module: nn.Module = getattr(transformers, name.removesuffix(OWN))(config_of(name, shrink))
     if hasattr(module.config, "use_cache"):
         module.config.use_cache = False
     for part in module.modules():
@@ -158,7 +160,7 @@ def _built(name: str, shrink: str) -> nn.Module:
 
 def _batch(name: str, recipe: Recipe, step: int, samples: int) -> Batch:
     draw = torch.Generator().manual_seed(step)
-    config = _config(name, recipe.shrink)
+    config = config_of(name, recipe.shrink)
     own = recipe.shrink in OWN_SHRINKS
     vocabulary = getattr(config.get_text_config(), "vocab_size", VOCAB) if own else VOCAB
     inputs = inputs_of(config, recipe.inputs, samples, draw, vocabulary)

@@ -25,10 +25,11 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from torch.utils.hooks import RemovableHandle
 from traced_models import SUBJECTS, Subject
 
-from parastrat.assess import assess
 from parastrat.case import Facts
+from parastrat.memory.phases import memory_by_phase
 from parastrat.plan import Backend, Mesh, Plan
 from parastrat.profiles import load_hardware, load_stack
+from parastrat.runtime.building import Builder, build_module
 from parastrat.runtime.precision import autocast_forward
 from parastrat.runtime.tracing import watched
 from parastrat.runtime.tracing.example_inputs import made
@@ -72,8 +73,7 @@ def traced(subject: Subject, module: nn.Module) -> TracedSource:
 
 def estimated(subject: Subject, precision: Precision = Precision.FP32) -> int:
     """Return the estimate, from a trace of the model."""
-    with torch.device("meta"):
-        module = subject.build()
+    module = build_module(Builder(ref="it", build=subject.build))
     source, length = traced(subject, module), subject.length
     stack = load_stack("torch")
     facts = Facts(
@@ -94,8 +94,9 @@ def estimated(subject: Subject, precision: Precision = Precision.FP32) -> int:
         precision=precision,
         backend=Backend.NCCL,
     )
-    memory = assess(facts, plan).estimate.memory
-    return memory.total - memory.overhead
+    (rank,) = memory_by_phase(facts, plan)
+    # what an allocator adds differs by phase, and may make another one the highest
+    return round(max(sum(phase.parts.values()) - phase.parts["overhead"] for phase in rank.phases))
 
 
 def real(subject: Subject, precision: Precision = Precision.FP32) -> int:

@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from parastrat.errors import ModelError
-from parastrat.runtime.first_values.replay import Recorder
+from parastrat.runtime.first_values.replay import Record, Recorder
+from parastrat.runtime.first_values.whole_numbers import remember
 from parastrat.runtime.tensors.slots import check_shapes
 
 #: how a model is named
@@ -81,7 +82,7 @@ def build_module(builder: Builder) -> nn.Module:
     Raises:
         ModelError: the builder raises, or returns something else.
     """
-    with _reported(f"{builder.ref} raised", "call it in Python and mend what it raises"), _meta():
+    with _reported(f"{builder.ref} raised", "call it in Python and mend what it raises"), _meta() as record:
         module = builder.build()
     if not isinstance(module, nn.Module):
         raise ModelError(
@@ -89,6 +90,7 @@ def build_module(builder: Builder) -> nn.Module:
             hint="let it return the model",
         )
     check_shapes(module)
+    remember(module, record)
     return module
 
 
@@ -99,11 +101,14 @@ def class_name(module: nn.Module) -> str:
 
 
 @contextmanager
-def _meta() -> Iterator[None]:
+def _meta() -> Iterator[Record]:
     """Build without memory; what needs values says how to do without."""
     try:
-        with torch.device("meta"), Recorder():  # which knows the values that a constructor states
-            yield
+        with (
+            torch.device("meta"),
+            Recorder() as recorder,
+        ):  # which knows the values that a constructor states
+            yield recorder.record
     except (RuntimeError, NotImplementedError) as error:
         if "meta" not in str(error).lower():
             raise

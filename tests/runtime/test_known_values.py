@@ -15,6 +15,7 @@ from torch.nn import functional
 import parastrat
 from parastrat.errors import ValuesError
 from parastrat.model import ModelSpec
+from parastrat.runtime.building import Builder, build_module
 from parastrat.runtime.pipeline.example import Example
 from parastrat.runtime.pipeline.example import traced as followed
 from parastrat.runtime.pipeline.setting import Setting
@@ -127,6 +128,53 @@ def test_a_scripts_own_tensor_is_written_once() -> None:
     traced(counting)
     # once in each trace
     assert int(counter) == len(SAMPLES)
+
+
+class Strided(nn.Module):
+    """Pads to a multiple of a stride that is a buffer, as codecs of sound do."""
+
+    stride: torch.Tensor
+    padding: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(1, 16, 8, stride=4)
+        stride = torch.tensor(self.conv.stride[0])
+        self.register_buffer("stride", stride, persistent=False)
+        self.register_buffer("padding", torch.tensor(self.conv.kernel_size[0]) - stride, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        more = torch.ceil(x.shape[-1] / self.stride).to(torch.int64) * self.stride - x.shape[-1]
+        return self.conv(functional.pad(x, (int(self.padding), int(more))))
+
+
+class Padded(Strided):
+    """The same with the numbers in its code."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(functional.pad(x, (4, 1)))
+
+
+def of_sound(module: nn.Module) -> ModelSpec:
+    def sound(samples: int, _length: int | None) -> torch.Tensor:
+        return torch.zeros(samples, 1, 31)
+
+    source = traced_module(module, ref="it", sample_inputs=sound, divides=False)
+    return source.at(None, Precision.FP32, Kernels.EAGER)
+
+
+@pytest.mark.parametrize("build", [Strided, lambda: build_module(Builder(ref="it", build=Strided))])
+def test_sizes_may_hang_on_whole_numbers_in_buffers(build: Callable[[], nn.Module]) -> None:
+    """Also where they are on the meta device, by what the constructor did."""
+    (found,), (expected,) = (of_sound(module).blocks for module in (build(), Padded()))
+    assert found.activations.none.replicated == expected.activations.none.replicated
+
+
+def test_without_what_the_constructor_did_they_are_not_known() -> None:
+    with torch.device("meta"):
+        module = Strided()
+    with pytest.raises(ValuesError, match="depends on values"):
+        of_sound(module)
 
 
 def test_stages_send_what_the_values_make_of_it() -> None:

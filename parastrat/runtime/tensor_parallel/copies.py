@@ -6,6 +6,7 @@ import copy
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -169,7 +170,9 @@ def _state_depth(module: nn.Module, container: str, before: int, after: int) -> 
             continue
         for name in DEPTHS:
             if getattr(config, name, None) == before:
-                setattr(config, name, after)
+                # some are sums of others, and cannot be set
+                with suppress(AttributeError, NotImplementedError):
+                    setattr(config, name, after)
         return
 
 

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+from torch.fx import Node
 
 from parastrat.runtime.tensor_parallel.calls import Call, shape_of, short_name
 from parastrat.runtime.tensor_parallel.products import attention, joined, matmul, pointwise
@@ -152,6 +153,11 @@ def _reduced(call: Call) -> Tag:
     return call.tag.moved(call.tag.dim - gone)
 
 
+def _reduced_or_compared(call: Call) -> Tag:
+    """Of two tensors it takes the larger elements, of one those along a dimension."""
+    return pointwise(call) if isinstance(call.argument(1), Node) else _reduced(call)
+
+
 def _scan(call: Call) -> Tag:
     if call.args[1] % len(shape_of(call.node)) == call.tag.dim:
         raise NotFollowedError(f"its features are compared by {call.name}")
@@ -196,7 +202,7 @@ _RULES: dict[str, Callable[[Call], Tag]] = {
     "slice": _slice,
     **dict.fromkeys(("select", "unbind"), _pick),
     **dict.fromkeys(("sum", "mean", "amax", "amin", "var", "std", "norm", "logsumexp"), _reduced),
-    **dict.fromkeys(("max", "min"), _reduced),
+    **dict.fromkeys(("max", "min"), _reduced_or_compared),
     **dict.fromkeys(("softmax", "log_softmax", "cumsum", "_softmax"), _scan),
     **dict.fromkeys(("layer_norm", "rms_norm"), _norm),
     **dict.fromkeys(("cat", "stack"), joined),

@@ -81,8 +81,8 @@ class Answers:
         places = "; ".join(self.places) or "in backward"
         return (
             f"the forward asks for values, which a trace lacks ({places}): each answer is taken to be "
-            f"{answer}, or {extreme}, which holds most; all to be selected where values select, and packed "
-            "sequences to be equally long"
+            f"{answer}, or {extreme}, which holds most; all to be selected where values select, experts "
+            "to be chosen equally often, and packed sequences to be equally long"
         )
 
 

@@ -17,8 +17,12 @@ class Casting:
 
     #: of each segment
     ways: list[Autocast]
-    #: names of the parameters of which autocast makes short copies
-    names: set[str]
+    #: names of the parameters of which autocast makes short copies, with the segment that makes each
+    names: dict[str, int]
+
+    def of(self, name: str) -> tuple[int, ...]:
+        """Return the segment that makes a copy of a parameter; none where there is none."""
+        return (self.names[name],) if name in self.names else ()
 
 
 def casting_of(small: Tracker, large: Tracker) -> Casting:
@@ -28,12 +32,13 @@ def casting_of(small: Tracker, large: Tracker) -> Casting:
         small: the trace of fewer samples.
         large: that of more.
     """
-    names = set(small.cast)
-    for segment in small.segments:
+    names = dict(small.cast)
+    for index, segment in enumerate(small.segments):
         if segment.twin is not None:
             # of a block that did not run the parameters are those of its twin, in the same order
             own = zip(segment.parameters, small.segments[segment.twin].parameters, strict=False)
-            names |= {name for name, of_twin in own if of_twin in small.cast}
+            for name in (name for name, of_twin in own if of_twin in small.cast):
+                names.setdefault(name, index)
     return Casting(ways=[_way(each) for each in traced_segments(small, large)], names=names)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import ceil, gcd
@@ -22,6 +22,7 @@ from parastrat.runtime.tracing.recorded import Segment
 from parastrat.runtime.tracing.samples import SAMPLES, for_one
 from parastrat.runtime.tracing.traced import Traced, traced_segments
 from parastrat.runtime.tracing.tracker import Tracker
+from parastrat.runtime.tracing.use import use_of
 
 #: deviations from a straight line below this share of the whole are not worth a sentence
 _NEGLIGIBLE = 0.02
@@ -35,6 +36,8 @@ class Chain:
     causal: bool
     #: of every attention that tensor parallelism divides a multiple of these; 0 where it divides none
     heads: int
+    #: bytes of what it makes once and holds
+    tables: int
     caveats: tuple[str, ...]
 
 
@@ -45,13 +48,15 @@ class _Count:
     elements: int
     split: Split
     trained: bool
-    cast: bool
+    #: the segments that make autocast's copy, which others read: one or none; None: all that use it
+    cast: Collection[int] | None
 
-    @property
-    def parameters(self) -> Parameters:
+    def parameters(self, index: int) -> Parameters:
+        """Return it as a segment holds it."""
         several = self.elements, 0
         trainable, frozen = several if self.trained else reversed(several)
-        return Parameters(trainable=trainable, frozen=frozen, split=self.split, cast=self.cast)
+        cast = self.cast is None or index in self.cast
+        return Parameters(trainable=trainable, frozen=frozen, split=self.split, cast=cast)
 
 
 def chain_of(
@@ -81,15 +86,19 @@ def chain_of(
             elements=_elements(parameter, weights),
             split=small.dividing.of_parameter(name),
             trained=parameter.requires_grad,
-            cast=casting is None or name in casting.names,
+            cast=None if casting is None else casting.of(name),
         )
         for name, parameter in named.items()
     }
-    users, idle = _users(named, small)
-    counts |= {name: replace(counts[name], trained=False) for name in idle}
+    use = use_of(named, small)
+    counts |= {name: replace(counts[name], trained=False) for name in (*use.idle, *use.unreached)}
     drafts = [
         _block(
-            pair, ran[index], traced[index], _groups(counts, users, index), _largest(counts, users, index)
+            pair,
+            ran[index],
+            traced[index],
+            _groups(counts, use.segments, index),
+            _largest(counts, use.segments, index),
         )
         for index, pair in enumerate(zip(small.segments, large.segments, strict=True))
     ]
@@ -100,7 +109,8 @@ def chain_of(
         blocks=merged(drafts),
         causal=any(call.causal for call in calls),
         heads=gcd(*map(_heads, calls)),
-        caveats=(*_linearity(traced), *_recompute_caveats(calls), *_idle_caveats(named, idle)),
+        tables=small.behind.tables,
+        caveats=(*_linearity(traced), *_recompute_caveats(calls), *use.caveats),
     )
 
 
@@ -159,32 +169,6 @@ def _recompute_caveats(calls: list[Call]) -> list[str]:
     return caveats
 
 
-def _users(named: Mapping[str, torch.Tensor], tracker: Tracker) -> tuple[dict[str, list[int]], list[str]]:
-    """Return each parameter's segments, and the names of those that no segment reads."""
-    users: dict[str, list[int]] = {name: [] for name in named}
-    for index, segment in enumerate(tracker.segments):
-        for name in segment.parameters:
-            if name in users:
-                users[name].append(index)
-    idle = [name for name, indices in users.items() if not indices]
-    for name in idle:
-        users[name] = [_owner(name, tracker)]
-    return users, idle
-
-
-def _idle_caveats(named: Mapping[str, torch.Tensor], idle: list[str]) -> list[str]:
-    count = sum(named[name].numel() for name in idle)
-    return [f"{count:,} parameters ({idle[0]}, ...) take no part in the forward"] if idle else []
-
-
-def _owner(name: str, tracker: Tracker) -> int:
-    """Return the segment of the block that holds a parameter by name; the first one for others."""
-    for index, segment in enumerate(tracker.segments):
-        if segment.block and name.startswith(f"{segment.block}."):
-            return index
-    return 0
-
-
 def _elements(parameter: torch.Tensor, weights: torch.dtype) -> int:
     """Return a parameter's elements; of one that keeps its own format, as many as its bytes are worth.
 
@@ -204,7 +188,7 @@ def _groups(
     for name, indices in users.items():
         if index not in indices:
             continue
-        here = counts[name].parameters
+        here = counts[name].parameters(index)
         if len(indices) > 1:
             tied.append(replace(here, tie_group=name))
         elif here.count:
@@ -218,7 +202,7 @@ def _groups(
 def _largest(counts: Mapping[str, _Count], users: Mapping[str, list[int]], index: int) -> Parameters:
     """Return a segment's largest weight that is trained: its gradients weigh most as they are added up."""
     own = [
-        replace(counts[name].parameters, tie_group=name if len(indices) > 1 else None)
+        replace(counts[name].parameters(index), tie_group=name if len(indices) > 1 else None)
         for name, indices in users.items()
         if index in indices and counts[name].trained
     ]

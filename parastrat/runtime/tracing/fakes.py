@@ -125,6 +125,7 @@ def as_with_values() -> Iterator[None]:
     """Let libraries do for fake tensors what they do for a batch in training, without padding."""
     with ExitStack() as stack:
         stack.enter_context(_Numbers())
+        stack.enter_context(patch.object(nn.Module, "_apply", _converted))
         if _checked_product is not None and _product is not None:
             stack.enter_context(patch.object(_meta_registrations, _CHECKED, _grouped))
         masking = sys.modules.get("transformers.masking_utils")
@@ -141,6 +142,15 @@ def as_with_values() -> Iterator[None]:
             if masking is not None and hasattr(masking, name):
                 stack.enter_context(patch.object(masking, name, answered(getattr(masking, name))))
         yield
+
+
+_apply: Callable[..., nn.Module] = nn.Module._apply  # noqa: SLF001  (what ``to`` and its like call)
+
+
+def _converted(module: nn.Module, fn: Callable[..., torch.Tensor], *args: Any, **kwargs: Any) -> nn.Module:
+    """Leave a part that is in the format that its forward asks for; torch swaps fake tensors even then."""
+    held = [*module.parameters(), *module.buffers()]
+    return module if all(fn(tensor) is tensor for tensor in held) else _apply(module, fn, *args, **kwargs)
 
 
 _CHECKED = "_meta_grouped_mm_common"
@@ -202,6 +212,8 @@ class _Numbers(TorchFunctionMode):
     ) -> Any:
         if func is torch.tensor and args and isinstance(args[0], list | tuple):
             args = (tree_map(_number, args[0]), *args[1:])
+        if func is torch.Tensor.__format__:  # which writes the numbers of plain tensors alone
+            return format(_number(args[0]), *args[1:])
         return func(*args, **(kwargs or {}))
 
 

@@ -21,17 +21,28 @@ from parastrat.runtime.tensors.leaves import tree_tensors
 from parastrat.runtime.tensors.storages import storage_of
 from parastrat.runtime.tracing.masks import chosen_by, takes_masks
 from parastrat.runtime.tracing.operators import written
+from parastrat.runtime.tracing.routes import evenly_chosen
 
 #: more elements than lengths, grids and masks have are not looked at
 _MOST = 2**18
+#: and one for each pair of a token and an expert
+_MOST_OF_ROUTES = 2**25
+_ATEN = torch.ops.aten
 #: what an operator raises that a tensor without values cannot answer
 NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 class KnownValues:
-    """Values of fake tensors, by their storages."""
+    """Values of fake tensors, by their storages.
 
-    def __init__(self) -> None:
+    Args:
+        answered: whether a forward that asks for more is answered.
+    """
+
+    def __init__(self, *, answered: bool = False) -> None:
+        #: a forward that asks for more is answered: what chooses experts then chooses all equally often
+        self._answered = answered
+        self._most = _MOST_OF_ROUTES if answered else _MOST
         #: values in the form of the storage; none of one that has ended
         self._held: dict[int, torch.Tensor] = {}
         self._watches: dict[int, weakref.ref[Any]] = {}
@@ -44,12 +55,23 @@ class KnownValues:
             if isinstance(values, torch.Tensor) and not (values.is_floating_point() or values.is_complex()):
                 self._note(fake, values)
 
+    def placed(self, func: Any, args: tuple[Any, ...], answer: Any) -> Any:
+        """Return an answer; where it tells the places of all elements of a mask, they are known."""
+        if func is _ATEN.nonzero.default and args[0].numel() <= self._most:
+            with unset_fake_temporarily():
+                values = torch.ones(args[0].shape).nonzero()
+            self._note(answer, values)
+        return answer
+
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Note what an operator has made of known values, or written."""
         if func._schema.is_mutable:  # noqa: SLF001  (no public accessor)
             self._follow_write(func, args, kwargs)
         else:
             self._follow_made(func, args, kwargs, result)
+            chosen = evenly_chosen(func, args, result) if self._answered else None
+            if chosen is not None:
+                self._note(*chosen)
 
     def answer(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
         """Return what an operator gives that asks for values; None where they are not known."""
@@ -65,7 +87,7 @@ class KnownValues:
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return a tensor's values; None: they are not known."""
         if not isinstance(tensor, FakeTensor):
-            return None if tensor.is_meta or tensor.numel() > _MOST else tensor
+            return None if tensor.is_meta or tensor.numel() > self._most else tensor
         held = self._held.get(storage_of(tensor))
         is_view = held is not None and held.dtype is not tensor.dtype
         if held is None or is_view or held.nbytes != tensor.untyped_storage().nbytes():
@@ -76,7 +98,7 @@ class KnownValues:
     def _follow_made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Note what an operator makes of known values alone."""
         made = [leaf for leaf in tree_tensors(result) if storage_of(leaf) not in self._held]
-        if not made or sum(leaf.numel() for leaf in made) > _MOST or _is_free(func):
+        if not made or sum(leaf.numel() for leaf in made) > self._most or _is_free(func):
             return
         values = self._computed(func, args, kwargs)
         if values is not None:
@@ -130,7 +152,7 @@ class KnownValues:
         storage, key = fake.untyped_storage(), storage_of(fake)
         elements = storage.nbytes() // fake.itemsize
         # of an expanded tensor many elements are one
-        if isinstance(values, FakeTensor) or values.is_meta or not fake.numel() <= elements <= _MOST:
+        if isinstance(values, FakeTensor) or values.is_meta or not fake.numel() <= elements <= self._most:
             return
         with unset_fake_temporarily(), torch.no_grad():
             held = torch.zeros(elements, dtype=fake.dtype)

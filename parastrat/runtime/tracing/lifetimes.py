@@ -123,12 +123,15 @@ def _moments(
     """Return how far each segment goes beyond what is held up to its end, event by event.
 
     Gradients of parameters are left out of that: they stay after the step. But where each comes alone,
-    those that a segment has made lie beside its last tensors; they are what stands second.
+    those that a segment has made lie beside its last tensors; they are what stands second. What is
+    held up to its end has autocast's copies of its weights, which end one by one in its backward.
     """
     moments: list[list[tuple[int, int]]] = [[] for _ in held]
-    gradients = [0] * len(held)
+    gradients, casts = [0] * len(held), [0] * len(held)
     live = 0
     for index, sign, made in (*tracker.forward_events, *tracker.backward_events):
+        if made.cast and sign < 0 and made.created == index and made.savers:
+            casts[index] += made.bytes
         if made.constant:
             continue
         # a sum takes the place of its first summand when that ends
@@ -136,7 +139,7 @@ def _moments(
             gradients[index] += made.bytes
         else:
             live += sign * size(made)
-        moments[index].append((live - held[index], gradients[index]))
+        moments[index].append((live - held[index] - casts[index], gradients[index]))
     return moments
 
 

@@ -30,6 +30,8 @@ class Allocation:
     added: bool = False
     #: lives as long as the model
     constant: bool = False
+    #: autocast's copy of a parameter, which memory counts with the weights
+    cast: bool = False
     #: alive at the end of the forward
     kept: bool = False
     #: what tensor parallelism divides it by
@@ -64,3 +66,19 @@ class Segment:
     twin: int | None = None
     #: then what that one returned
     twin_output: Allocation | None = None
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Behind:
+    """What there is behind backward."""
+
+    #: the loss that began it is the model's own
+    own_loss: bool = False
+    #: names of the parameters with gradients
+    reached: set[str] = field(default_factory=set)
+    #: segments of blocks that did not run to whose place a gradient came
+    reached_segments: set[int] = field(default_factory=set)
+    #: what the module itself holds, such as tables that it makes when it first runs
+    left: list[Allocation] = field(default_factory=list)
+    #: bytes of those of them that are tables
+    tables: int = 0

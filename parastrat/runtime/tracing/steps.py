@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import nn
 
 from parastrat.errors import ModelError, ValuesError
+from parastrat.runtime.first_values.whole_numbers import whole_numbers
 from parastrat.runtime.precision import COMPUTE, weight_dtype
 from parastrat.runtime.tensor_parallel.layout import Layout
 from parastrat.runtime.tracing.answers import Answers
@@ -38,6 +41,8 @@ class Subject:
     inputs: ExampleInputs
     #: what tensor parallelism would divide
     layout: Layout
+    #: values of its buffers, by name, where the forward has asked for values
+    held: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +75,19 @@ def traced_chain(subject: Subject, way: Way) -> Chain:
 
 
 def _valued_chain(subject: Subject, way: Way) -> Chain:
-    """Return the chain; with answers, where the forward asks for values."""
+    """Return the chain; where the forward asks for values, with those of buffers, and with answers."""
     try:
         return _chain(subject, way, None)
     except ValuesError as refused:
-        return _answered_chain(subject, way, refused)
+        reason = refused
+    held = whole_numbers(subject.module)
+    subject = replace(subject, held=held)
+    try:
+        if held:
+            return _chain(subject, way, None)
+    except ValuesError as refused:
+        reason = refused
+    return _answered_chain(subject, way, reason)
 
 
 def _chain(subject: Subject, way: Way, answers: Answers | None) -> Chain:
@@ -84,7 +97,7 @@ def _chain(subject: Subject, way: Way, answers: Answers | None) -> Chain:
         casting = _casting(subject, way, answers, [segment.block for segment in small.segments])
     chain = chain_of(subject.module, small, large, weight_dtype(way.precision), casting)
     said = ((_CASTS,) if casting else ()) + (() if answers is None else (answers.sentence,))
-    if small.known.asked:
+    if small.known.asked and not subject.inputs.guessed:
         said += (_GIVEN,)
     return replace(chain, caveats=(*chain.caveats, *said))
 
@@ -95,7 +108,7 @@ def _steps(subject: Subject, way: Way, answers: Answers | None) -> list[Tracker]
         batches = [shapes_alone(batch) for batch in batches]
     division = Division.of(subject.layout, subject.module, logits=not has_targets(batches[0]))
     setting = Setting(precision=way.precision, autocast=way.autocast)
-    return watched_steps(subject.module, batches, setting, answers, division)
+    return watched_steps(subject.module, batches, setting, answers, division, subject.held)
 
 
 def _casting(subject: Subject, way: Way, answers: Answers | None, visited: list[str]) -> Casting | None:

@@ -187,7 +187,7 @@ def _traced(
         if source.has_tokens
         else None,
         max_sequence_length=source.max_sequence_length,
-        buffers=buffer_bytes(module),
+        buffers=buffer_bytes(module) + chain.tables,
         changing_buffers=has_changing_buffers(module),
         routed=has_routed_parts(module),
         drops=drops(module),

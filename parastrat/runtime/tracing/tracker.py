@@ -5,8 +5,9 @@ The forward is a chain of segments: each visit to a repeated block is one, and s
 
 from __future__ import annotations
 
+import gc
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from parastrat.runtime.tracing.division import Division
 from parastrat.runtime.tracing.fake_mode import asked, is_question
 from parastrat.runtime.tracing.known import NEEDS_VALUES, KnownValues
 from parastrat.runtime.tracing.operators import FLASH, call_of, with_workspace
-from parastrat.runtime.tracing.recorded import Allocation, Segment
+from parastrat.runtime.tracing.recorded import Allocation, Behind, Segment
 
 _ADD, _CAST = torch.ops.aten.add.Tensor, torch.ops.aten._to_copy.default  # noqa: SLF001  (no public name)
 
@@ -52,9 +53,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self.dividing = Dividing(division or Division())
         self._answers, self._casts = answers, casts
         #: values of what the forward is given
-        self.known = KnownValues()
-        #: names of the parameters of which that made some
-        self.cast: set[str] = set()
+        self.known = KnownValues(answered=answers is not None)
+        #: names of the parameters of which that made some, with the segment that did so first
+        self.cast: dict[str, int] = {}
         self.segments = [Segment(block="")]
         #: +1 and -1: an allocation begins and ends, in the segment that runs or whose backward runs
         self.forward_events: list[tuple[int, int, Allocation]] = []
@@ -70,6 +71,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             for name, parameter in parameters.items()
             if parameter.requires_grad
         }
+        self.behind = Behind()
         #: index of the segment that runs, or whose backward runs
         self.current = 0
         self._backward = False
@@ -98,10 +100,10 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             self.allocation(tensor, attention=func in FLASH, way=way)
         if not self._backward:
             if self._casts and func is _CAST and self._is_parameter(args[0]):
-                # memory counts it with the weights
                 name = self._names[storage_of(result)] = self._names[storage_of(args[0])]
-                self.cast.add(name)
-                self.allocation(result).constant = True
+                self.cast.setdefault(name, self.current)
+                short = self.allocation(result)
+                short.constant = short.cast = True
             self._note(func, args, kwargs, result)
         else:
             self._note_backward(func, args, result)
@@ -116,7 +118,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
                 return known[0]
             if self._answers is None:
                 raise
-            return self._answers.to(func, args, kwargs, error)
+            return self.known.placed(func, args, self._answers.to(func, args, kwargs, error))
 
     def allocation(
         self, tensor: torch.Tensor, *, attention: bool = False, way: Split = Split.REPLICATED
@@ -171,8 +173,9 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         self.current = packed[0]
         return packed[1]
 
-    def begin_backward(self, output: Any) -> None:
-        """The forward is over; a variable holds what it returned."""
+    def begin_backward(self, output: Any, *, own_loss: bool) -> None:
+        """The forward is over; a variable holds what it returned, maybe with the model's own loss."""
+        self.behind.own_loss = own_loss
         for allocation in self._alive.values():
             allocation.kept = not allocation.constant
         for leaf in tensors_in(output):
@@ -181,20 +184,35 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             held.kept = held.kept and held.savers.total() > 0
         self._backward = True
 
-    def end(self, gradients: list[torch.Tensor]) -> None:
+    def end(self, gradients: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor] = ()) -> None:
         """Backward is over.
 
         Of a parameter with several uses the first one's gradient stays until the next is added to it.
+
+        Args:
+            gradients: those that are there, by the names of the parameters.
+            inputs: what the forward was given, which others hold.
         """
-        for gradient in gradients:
+        self.behind.reached = set(gradients)
+        for gradient in gradients.values():
             made: Allocation | None = self.allocation(gradient)
             while made is not None:
                 made.gradient = True
                 made.added = made in self._sums
                 made = self._sums.get(made)
         self._sums.clear()
+        if self._left(inputs):
+            gc.collect()  # of what is left some may be in circles that nothing holds
+        self.behind.left = self._left(inputs)
         self._watches.clear()
         self.dividing.settle(self.segments, [*self.forward_events, *self.backward_events])
+
+    def _left(self, inputs: Sequence[torch.Tensor]) -> list[Allocation]:
+        """Return what outlives the step, though no step before it made it."""
+        held = {storage_of(tensor) for tensor in inputs}
+        return [
+            made for key, made in self._alive.items() if not (made.constant or made.gradient or key in held)
+        ]
 
     @property
     def path(self) -> list[tuple[str, list[OperatorKind]]]:

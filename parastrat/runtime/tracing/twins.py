@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -83,12 +84,12 @@ def _sparing(
         kind = kinds.setdefault((marks, tuple(map(_mark, leaves))), _Kind())
         first = next(iter(tree_tensors(leaves)), None)
         if tracker.in_backward:  # the module checkpoints it: once more as in the forward
-            return _passed_on(kind, first) if passed and passed[-1] else forward(*args, **kwargs)
+            return _passed_on(kind, first, tracker) if passed and passed[-1] else forward(*args, **kwargs)
         passed.append(len(kind.segments) >= _RUNNING and kind.form is not None and first is not None)
         if passed[-1]:
             segment = tracker.segments[tracker.current]
             segment.twin, segment.twin_output = kind.segments[-1], kind.output
-            return _passed_on(kind, first)
+            return _passed_on(kind, first, tracker)
         output = forward(*args, **kwargs)
         kind.segments.append(tracker.current)
         kind.form = _form(output, first)
@@ -99,27 +100,33 @@ def _sparing(
     return run_or_pass
 
 
-def _passed_on(kind: _Kind, first: torch.Tensor | None) -> Any:
+def _passed_on(kind: _Kind, first: torch.Tensor | None, tracker: Tracker) -> Any:
     """Return an output of this kind, with a copy of the input in its place."""
     if kind.form is None or first is None:
         return first
     parts, spec = kind.form
-    copied: Any = _Copy.apply(first)  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    reached = partial(tracker.behind.reached_segments.add, tracker.current)
+    copied: Any = _Copy.apply(first, reached)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return tree_unflatten([copied if part is _HERE else part for part in parts], spec)
 
 
 class _Copy(torch.autograd.Function):
-    """A copy that keeps nothing for backward, but asks for it: a checkpoint around it keeps its inputs."""
+    """A copy that keeps nothing for backward, but asks for it: a checkpoint around it keeps its inputs.
+
+    It tells when a gradient reaches it.
+    """
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, reached: Callable[[], None]) -> torch.Tensor:
+        ctx.reached = reached
         ctx.save_for_backward(tensor.new_empty(0))
         return tensor.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         _nothing = ctx.saved_tensors
-        return gradient
+        ctx.reached()
+        return gradient, None
 
 
 def _form(output: Any, first: torch.Tensor | None) -> tuple[list[Any], TreeSpec] | None:

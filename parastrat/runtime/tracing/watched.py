@@ -19,13 +19,15 @@ from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.building import described
 from parastrat.runtime.caches import caches_off
 from parastrat.runtime.precision import COMPUTE, weight_dtype
+from parastrat.runtime.tensors.leaves import tree_tensors
 from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.budget import Budget
 from parastrat.runtime.tracing.division import Division
-from parastrat.runtime.tracing.example_loss import example_loss
+from parastrat.runtime.tracing.example_loss import loss_of, read_by_loss
 from parastrat.runtime.tracing.fake_mode import FakeMode
-from parastrat.runtime.tracing.fakes import fake_input, fake_module, gpu_kernels
+from parastrat.runtime.tracing.fakes import constant_names, fake_input, fake_module, gpu_kernels
 from parastrat.runtime.tracing.known import NEEDS_VALUES
+from parastrat.runtime.tracing.tables import settle_tables
 from parastrat.runtime.tracing.tracker import Tracker
 from parastrat.runtime.tracing.twins import two_of_a_kind
 from parastrat.workload import Precision
@@ -66,6 +68,7 @@ def watched_steps(
     setting: Setting,
     answers: Answers | None = None,
     division: Division | None = None,
+    held: Mapping[str, torch.Tensor] | None = None,
 ) -> list[Tracker]:
     """Run a forward and backward of each batch on fake tensors; the module is as before afterwards.
 
@@ -77,11 +80,13 @@ def watched_steps(
             precision, unless autocast is asked for; buffers keep theirs.
         answers: to what the forward asks of values; None: it must not ask.
         division: what tensor parallelism would divide; None: nothing.
+        held: values of buffers that are known, by name.
 
     Raises:
         ModelError: the forward cannot run without values, or raises.
     """
     mode = FakeMode()
+    values = [None if held is None else held.get(name) for name in constant_names(module)]
     with (
         caches_off(module),
         fake_module(module, mode, setting.weights) as (parameters, constants),
@@ -93,13 +98,16 @@ def watched_steps(
         def told(batch: Any, given: Any) -> Tracker:
             tracker = Tracker(parameters, constants, answers, casts=setting.autocast, division=division)
             tracker.known.tell(batch, given)
+            tracker.known.tell(constants, values)
             return tracker
 
         def watched(batch: Any, given: Any) -> Tracker:
             tracker = told(batch, given)
             _watch(module, batch, setting, tracker, mode)
-            gradients = [parameter.grad for parameter in parameters.values() if parameter.grad is not None]
-            tracker.end(gradients)
+            gradients = {
+                name: weight.grad for name, weight in parameters.items() if weight.grad is not None
+            }
+            tracker.end(gradients, tree_tensors(batch))
             for parameter in parameters.values():
                 parameter.grad = None
             return tracker
@@ -111,6 +119,7 @@ def watched_steps(
             with mode, first, explained(module), torch.no_grad(), setting.casting, budget:
                 _called(module, fakes[0])
             trackers = list(map(watched, fakes, batches))
+    settle_tables(trackers)
     return trackers
 
 
@@ -120,8 +129,10 @@ def _watch(module: nn.Module, batch: Any, setting: Setting, tracker: Tracker, mo
         # a training loop's variable holds what the model returned while backward runs
         with setting.casting, Budget(type(module).__name__):
             output = _called(module, batch)
-        loss = example_loss(output, in_fp32=setting.loss_in_fp32)
-        tracker.begin_backward(output)
+        read = read_by_loss(output)
+        loss = loss_of(read, in_fp32=setting.loss_in_fp32)
+        tracker.begin_backward(output, own_loss=loss is read)
+        del read
         torch.autograd.backward(loss)
         del output
 

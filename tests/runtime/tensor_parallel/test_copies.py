@@ -13,7 +13,7 @@ from torch import nn
 from parastrat.errors import WrapError
 from parastrat.runtime.communication.gloo import mesh_of_dtensors
 from parastrat.runtime.tensor_parallel.choice import chosen_layout
-from parastrat.runtime.tensor_parallel.copies import Source, small_copies
+from parastrat.runtime.tensor_parallel.copies import KEPT_BLOCKS, Source, skeleton, small_copies
 
 pytestmark = pytest.mark.slow
 
@@ -91,3 +91,26 @@ def test_what_random_weights_do_not_compute_is_proven_beside_its_own() -> None:
     for found in on_ranks(2, layouts):
         assert found["parts"] == ["down", "embed", "up"]
         assert found["refused"].endswith("raised ValueError: outputs or gradients are not finite")
+
+
+class _Depths:
+    """A config whose depth is the sum of two others, as ProphetNet's."""
+
+    encoder_layers = decoder_layers = 3
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return self.encoder_layers + self.decoder_layers
+
+    @num_hidden_layers.setter
+    def num_hidden_layers(self, _depth: int) -> None:
+        raise NotImplementedError
+
+
+def test_a_depth_that_cannot_be_stated_stays() -> None:
+    module = nn.Module()
+    module.config = _Depths()
+    module.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(6))
+    few = skeleton(module)
+    assert len(few.layers) == KEPT_BLOCKS
+    assert few.config.num_hidden_layers == module.config.num_hidden_layers

@@ -95,6 +95,20 @@ def test_a_plain_module() -> None:
     assert left(layout) == {"last": "its output is the model's"}
 
 
+def test_the_larger_of_two_is_taken_element_by_element() -> None:
+    """As eager attention of XGLM keeps its scores above the least number: max of two tensors."""
+
+    class Floored(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down, self.norm = nn.Linear(8, 16), nn.Linear(16, 8), nn.LayerNorm(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.down(torch.max(self.up(x), torch.tensor(0.0))))
+
+    assert roles(derived(Floored(), torch.zeros(2, 8))) == {"up": "column", "down": "row"}
+
+
 class Told(OrderedDict[str, torch.Tensor]):
     """An output that torch's trees take apart, but not by name: diffusers registers its own so."""
 

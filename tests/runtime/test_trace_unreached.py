@@ -1,0 +1,70 @@
+"""Parameters that the forward reads and the loss does not reach: no gradients, and no states."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from parastrat.model import ModelSpec
+from parastrat.runtime.tracing.trace import traced_module
+from parastrat.stack import Kernels
+from parastrat.workload import Precision
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from traced import peaks_of
+from traced_models import Subject
+
+pytestmark = pytest.mark.filterwarnings("ignore:Module is None")
+
+_WIDTH = 64
+_BLOCK, _BESIDE = _WIDTH * (_WIDTH + 1), 16 * _WIDTH * (_WIDTH + 1)
+
+
+class Missed(nn.Module):
+    """Its last two blocks, and a layer beside them, are run for nothing that the loss reads."""
+
+    def __init__(self, *, own: bool) -> None:
+        super().__init__()
+        self.own = own
+        self.blocks = nn.ModuleList(nn.Linear(_WIDTH, _WIDTH) for _ in range(6))
+        self.beside, self.head = nn.Linear(_WIDTH, 16 * _WIDTH), nn.Linear(_WIDTH, 10)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        states = [x]
+        for block in self.blocks:
+            states.append(block(states[-1]))
+        logits, beside = self.head(states[4]), self.beside(x)
+        return {"loss": logits.logsumexp(-1).mean()} if self.own else {"logits": logits, "beside": beside}
+
+
+def vectors(samples: int, _length: int | None) -> torch.Tensor:
+    return torch.zeros(samples, _WIDTH)
+
+
+def traced(module: nn.Module) -> ModelSpec:
+    return traced_module(module, ref="it", sample_inputs=vectors).at(None, Precision.FP32, Kernels.EAGER)
+
+
+def test_what_a_models_own_loss_does_not_reach_has_no_states() -> None:
+    peaks = peaks_of(Subject(build=partial(Missed, own=True), samples=2, inputs=vectors))
+    assert peaks.here == pytest.approx(peaks.real, rel=0.01)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_only_a_loss_that_the_output_suggests_may_reach_more(own: bool) -> None:
+    """Blocks that did not run have what their twins have, but not where no gradient comes to them."""
+    model, missed = traced(Missed(own=own)), 2 * _BLOCK + _BESIDE
+    assert model.parameters - model.trainable_parameters == (missed if own else 0)
+    whose = "the model's loss" if own else "the loss that its output suggests, and count as trained"
+    assert f"{missed:,} parameters (blocks.4.weight, ...) get no gradient from {whose}" in model.caveats
+
+
+def test_of_parameters_that_are_reached_nothing_is_said() -> None:
+    model = traced(nn.Sequential(*(nn.Linear(_WIDTH, _WIDTH) for _ in range(6))))
+    assert not any("gradient" in caveat for caveat in model.caveats)
