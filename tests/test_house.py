@@ -128,6 +128,20 @@ def test_files_that_the_readme_names_exist() -> None:
     assert [link for link in links if not (ROOT / link).exists()] == []
 
 
+def test_files_of_the_package_that_comments_name_exist() -> None:
+    folders = ("parastrat", "profiles", "tests", "benchmarks", "scripts", "docs")
+    texts = [
+        path for each in folders for end in ("py", "md", "toml") for path in (ROOT / each).rglob(f"*.{end}")
+    ]
+    named = [
+        (str(path.relative_to(ROOT)), name)
+        for path in texts
+        for name in re.findall(r"(?<![\w/])parastrat/[\w/]+\.py", path.read_text(encoding="utf-8"))
+    ]
+    assert named
+    assert [each for each in named if not (ROOT / each[1]).exists()] == []
+
+
 def test_commands_that_the_readme_shows_are_commands() -> None:
     shown = set(re.findall(r"(?:^\$? ?|`)parastrat ([a-z][a-z-]+)", README, flags=re.MULTILINE))
     assert {"recommend", "run", "emit", "explain"} <= shown

@@ -154,9 +154,10 @@ def gather_and_reduce_s(
         fabric: the links.
         gathered: bytes of an element as it is gathered; of what products compute with.
     """
-    gathered = gathered or element_bytes(facts).compute
-    # gradients travel in the format in which they are kept, at most in fp32
-    reduced = min(element_bytes(facts).reduce, element_bytes(facts).gradient)
+    element = element_bytes(facts)
+    # FSDP2's gradients travel in the format of their reduction, others' in the one that they are kept in
+    reduced = element.reduce if facts.stack.dtensors else min(element.reduce, element.gradient)
+    gathered = gathered or element.compute
     parts = local(unit, c)
     gather: Seconds = np.zeros(np.shape(sum(parts)))
     reduce = gather

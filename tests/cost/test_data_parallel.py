@@ -177,11 +177,18 @@ def test_weights_may_be_gathered_in_fp8_but_for_the_roots() -> None:
 
 
 def test_units_reduce_gradients_in_the_format_that_they_are_kept_in() -> None:
-    facts = job(stack={"mixed_gradient_bytes": 2})
+    facts = job(stack={"mixed_gradient_bytes": 2, "dtensors": False})
     unit = float(
         sum(fsdp_unit_s(facts, row(dp_shard=2, **SHARDED), ParameterTotals(tensor=int(GB)), FABRIC))
     )
     assert unit == pytest.approx(1 / 2 * (2 * 2 + 2) * GB / INSIDE)
+
+
+@pytest.mark.parametrize(("dtensors", "reduced"), [(True, 4), (False, 2)])
+def test_fsdp2_reduces_gradients_in_fp32_whatever_weights_are_in(dtensors: bool, reduced: int) -> None:
+    facts = job(precision=Precision.BF16, stack={"dtensors": dtensors})
+    unit = fsdp_unit_s(facts, row(dp_shard=2, **SHARDED), ParameterTotals(tensor=int(GB)), FABRIC)
+    assert float(sum(unit)) == pytest.approx(1 / 2 * (2 * 2 + reduced) * GB / INSIDE)
 
 
 def test_ddp_reduces_all_gradients_once_a_step() -> None:
