@@ -21,8 +21,9 @@ from pathlib import Path
 from tempfile import gettempdir
 from typing import TYPE_CHECKING, Any
 
+from dry_run_combinations import MODELS
 from dry_run_models import BLOCKS, builder_name, cut, decoders
-from dry_runs import MODELS, Compared, most_of_tensors, read_state, summary
+from dry_run_peaks import Compared, most_of_tensors, read_state, summary
 
 from parastrat.assess import assess, columns_of
 from parastrat.case import Facts

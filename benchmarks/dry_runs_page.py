@@ -13,7 +13,7 @@ from parastrat.units import GIB
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dry_runs import Compared
+    from dry_run_peaks import Compared
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "dry_runs.md"
