@@ -15,6 +15,7 @@ from parastrat.columns import code_of
 from parastrat.elementwise import ByKind, larger, smaller, some, where
 from parastrat.memory.added import adding_bytes, gradients_meet, meeting_bytes
 from parastrat.memory.kinds import shared_bytes
+from parastrat.memory.masks import masks_kept
 from parastrat.memory.over_context import of_ranks
 from parastrat.memory.plans import in_parallel
 from parastrat.memory.unmet import Reads, experts_apart, freed_bytes, unit_bytes
@@ -64,6 +65,8 @@ class KindBytes:
     experts: Any
     root: Any
     added: Any
+    #: of masks behind it, on a stage that lacks it
+    masks: Any
 
 
 @dataclass(slots=True)
@@ -155,6 +158,7 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
         *of_unit,
         root,
         largest,
+        masks_kept(plans, kind),
     )
 
 

@@ -115,6 +115,8 @@ class Kind:
     between: Shared | None
     #: of the model's output what a training script holds
     output: Shared | None
+    #: attention masks behind the first block
+    masks: Shared | None
     #: one more tensor of a parallel loss, by what tp divides, and whether the block is a closed form's head
     of_loss: Any
     head: Any
@@ -190,6 +192,7 @@ def kind_of(block: Block, way: Way, model: ModelSpec, parameters: Mapping[str, P
         attending=_attending(block, shared),
         between=shared(block.between),
         output=shared_of(block.output),
+        masks=shared_of(own.masks),
         of_loss=block.loss_parallel_bytes or None,
         head=block.loss_parallel_bytes > 0 and not model.dispatched,
         chunk=shared(Saved(loss=own.working.loss)) if block.chunks > 1 else None,

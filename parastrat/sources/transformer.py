@@ -125,6 +125,7 @@ def _cast(block: Block) -> Autocast:
         awaited=block.awaited,
         beside_added=block.beside_added,
         busy=block.busy,
+        masks=block.masks,
     )
 
 
