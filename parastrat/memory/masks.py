@@ -33,8 +33,21 @@ def masks_kept(plans: Plans, kind: Kind) -> Bytes:
     own = shared_bytes(kind.masks._replace(fixed=None), plans.shares)
     kept = where(plans.policy >= _SELECTIVE, own, 0.0)
     if kind.masks.fixed is not None:
-        kept = kept + where(plans.policy >= _ATTENTION_AGAIN, kind.masks.fixed, 0.0)
+        samples = where(plans.over_context, plans.shares.replicated, 1.0)
+        kept = kept + where(plans.policy >= _ATTENTION_AGAIN, kind.masks.fixed * samples, 0.0)
     return kept
+
+
+def rows_of_masks(plans: Plans, kind: Kind) -> Bytes:
+    """Return what masks behind a block take more where each rank of a sequence has its own rows of them.
+
+    These are put together for every sample (``runtime.context_parallel.stream``), which share a whole mask;
+    that those of few samples are less is left out.
+    """
+    if kind.masks is None or kind.masks.fixed is None:
+        return 0.0
+    more = kind.masks.fixed * larger(plans.shares.replicated - 1, 0.0)
+    return where(plans.over_context & (plans.policy >= _ATTENTION_AGAIN), more, 0.0)
 
 
 def uneven_again(plans: Plans, kind: Kind, shares: Shares) -> Bytes:

@@ -11,7 +11,7 @@ from jobs import block, job, matmul, plan
 from parastrat.assess import assess
 from parastrat.case import Facts
 from parastrat.model import Block
-from parastrat.plan import PipelineSchedule, Recompute
+from parastrat.plan import PipelineSchedule, Recompute, Shard
 from parastrat.saved import Activations, Saved
 from parastrat.stack import Crossing
 from parastrat.workload import Optimizer, Precision
@@ -85,3 +85,12 @@ def test_what_one_layer_has_more_than_the_mean_is_there_as_it_runs_again(policy:
     again = policy is not Recompute.NONE
     assert most(1000) - most(0) == again * 1000
     assert most(1000, micro_batch_size=3) - most(0, micro_batch_size=3) == again * 3 * 1000
+
+
+def test_ranks_of_a_sequence_put_their_rows_together_for_every_sample() -> None:
+    shared: dict[str, Any] = {"recompute": Recompute.FULL, "shard": Shard.PARAMETERS, "cp": 2}
+    # of four samples half the rows of each, in all micro-batches of the second stage and of the first
+    assert kept(SHARED, micro_batch_size=4, **shared) == 8 * 2 * 1000
+    alone: dict[str, Any] = {"pp": 1, "pp_schedule": None, "gradient_accumulation_steps": 1}
+    assert kept(SHARED, micro_batch_size=8, **shared, **alone) == 3 * 1000
+    assert kept(SHARED, micro_batch_size=8, **alone, recompute=Recompute.FULL) == 0
