@@ -100,6 +100,7 @@ class Autocast:
     awaited: Saved = field(default_factory=Saved)
     beside_added: Saved = field(default_factory=Saved)
     busy: tuple[Busy, ...] = ()
+    masks: Saved = field(default_factory=Saved)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +146,10 @@ class Block:
     output: Saved = field(default_factory=Saved)
     #: the stream of a head whose code counts positions, so that each rank of a sequence has all of them
     between: Saved = field(default_factory=Saved)
+    #: attention masks made behind it, which checkpoints keep; stages without it make them as well
+    masks: Saved = field(default_factory=Saved)
+    #: of what runs again with it, what it may have more than its kind has in the mean
+    uneven: Saved = field(default_factory=Saved)
     #: one more tensor of a loss that is made while backward runs, of all tp ranks that compute it together
     loss_parallel_bytes: float = 0
     #: collectives over tp in one forward (backward has as many), each of ``tensor_parallel_bytes``

@@ -15,6 +15,7 @@ from parastrat.columns import code_of
 from parastrat.elementwise import ByKind, larger, smaller, some, where
 from parastrat.memory.added import adding_bytes, gradients_meet, meeting_bytes
 from parastrat.memory.kinds import shared_bytes
+from parastrat.memory.masks import masks_kept, uneven_again
 from parastrat.memory.over_context import of_ranks
 from parastrat.memory.plans import in_parallel
 from parastrat.memory.unmet import Reads, experts_apart, freed_bytes, unit_bytes
@@ -64,6 +65,8 @@ class KindBytes:
     experts: Any
     root: Any
     added: Any
+    #: of masks behind it, on a stage that lacks it
+    masks: Any
 
 
 @dataclass(slots=True)
@@ -137,6 +140,7 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     if plans.kinds.busy:
         made_at += [shared_bytes(moment.working, shares) for moment in kind.moments[1:]]
     beside = made if alike.remade_waits is False else where(alike.remade_waits, 0.0, made)
+    beside = beside + uneven_again(plans, kind, shares)
     running = _running_bytes(plans, kind, (made_at, beside), added) + ending
     if alike.gathers is not False:
         unit, root = divided_total(kind.unit, division), divided_total(kind.root, division)
@@ -155,6 +159,7 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
         *of_unit,
         root,
         largest,
+        masks_kept(plans, kind),
     )
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.elementwise import larger, smaller
 from parastrat.memory.flying import in_flight
+from parastrat.memory.masks import lacking_stages
 from parastrat.ranks.division import divided_total
 from parastrat.ranks.load import NO_PARAMETERS
 
@@ -52,9 +53,11 @@ def ceilings(plans: Plans, kinds: KindBytes, ranks: Sequence[Rank], c: OfRanks) 
     crossing = c.virtual_stages * c.width
     every += (2 + alike.splits) * share * c.gradient_accumulation_steps * crossing
     roots, (kept, runs) = kinds.root, _kept_and_running(kinds, alike)
+    masks, first = kinds.masks, job.pipelines.kinds.of[0]
     found: list[Bytes] = []
     for rank in ranks:
-        load, one, root, most = rank.load, crossing, 0.0, 0.0
+        load, root, most = rank.load, 0.0, 0.0
+        one = crossing + masks[first] * lacking_stages(job, load, c)
         for kind, count in rank.counts:
             one += kept[kind] * count
             root += roots[kind] * count

@@ -9,6 +9,7 @@ from parastrat.elementwise import chosen, larger, of_kinds, some, where
 from parastrat.memory.beginning import Waits, beginning_of
 from parastrat.memory.crossing import crossing_bytes, widths_of
 from parastrat.memory.flying import in_flight
+from parastrat.memory.masks import lacking_stages
 from parastrat.memory.pools import idle_pool
 from parastrat.ranks.division import divided, divided_total
 from parastrat.ranks.load import NO_PARAMETERS
@@ -47,8 +48,10 @@ class RankHeld:
     alike: Alike
     #: bytes that are there throughout backward
     level: Bytes
-    #: what one micro-batch keeps, how many are in flight, and how many a step has
+    #: what one micro-batch keeps in blocks, how many are in flight, and how many a step has
     one: Bytes
+    #: beside it, of masks on stages that lack the first block
+    masks: Bytes
     flying: Numbers
     steps: Numbers
     #: micro-batches of a step that are too few for turns, or 0
@@ -138,9 +141,14 @@ def rank_held(plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks) -> RankHel
     one, of_units, casts = of_kinds(kinds.kept, rank.counts, rank.rows), 0.0, 0.0
     flying = in_flight(alike, c, load.rank)
     buffers, sent = crossing_bytes(job.stack.crossing, c, load.rank, flying)
+    masks = 0.0
+    if job.kinds.masks and alike.piped is not False:
+        lacking = job.pipelines.kinds.of[0], lacking_stages(job, load, c)
+        masks = of_kinds(kinds.masks, [lacking], rank.rows)
     held = flying * one + sent
     if alike.turns is not False:
         held = where(alike.turns, sent, held)
+    held = held + flying * masks
     everything, root, trained = _parameters(alike, c.division, load, own)
     pool, waiting = idle_pool(plans, kinds, rank, root, alike.gathers), 0.0
     if kinds.coming is not None:
@@ -159,6 +167,7 @@ def rank_held(plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks) -> RankHel
         alike,
         base + job.share * (held + buffers),
         one,
+        masks,
         flying,
         steps,
         0 if alike.few is False else where(alike.few, steps, 0),

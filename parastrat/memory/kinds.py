@@ -115,6 +115,9 @@ class Kind:
     between: Shared | None
     #: of the model's output what a training script holds
     output: Shared | None
+    #: what one repeat may have more than the mean, made again with it; and masks behind the first block
+    uneven: Shared | None
+    masks: Shared | None
     #: one more tensor of a parallel loss, by what tp divides, and whether the block is a closed form's head
     of_loss: Any
     head: Any
@@ -190,6 +193,8 @@ def kind_of(block: Block, way: Way, model: ModelSpec, parameters: Mapping[str, P
         attending=_attending(block, shared),
         between=shared(block.between),
         output=shared_of(block.output),
+        uneven=shared(block.uneven),
+        masks=shared_of(own.masks),
         of_loss=block.loss_parallel_bytes or None,
         head=block.loss_parallel_bytes > 0 and not model.dispatched,
         chunk=shared(Saved(loss=own.working.loss)) if block.chunks > 1 else None,

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from parastrat.columns import code_of
 from parastrat.elementwise import larger, smaller, where
 from parastrat.memory.kinds import shared_bytes
+from parastrat.memory.masks import rows_of_masks
 from parastrat.plan import Recompute
 
 if TYPE_CHECKING:
@@ -42,9 +43,11 @@ class OverContext(NamedTuple):
 def of_ranks(plans: Plans, kind: Kind) -> tuple[Shares, OverContext | None, tuple[Bytes, Bytes]]:
     """Return what a kind of block, or all kinds, have where ranks have the positions of a sequence.
 
-    The samples whose bytes a rank has, what comes to attention, and before a head.
+    The samples whose bytes a rank has, what comes to attention, and before a head or with masks.
     """
-    return _shares_at(plans, kind), _over_context(plans, kind), _between_bytes(plans, kind)
+    others, ending = _between_bytes(plans, kind)
+    others = others + rows_of_masks(plans, kind)
+    return _shares_at(plans, kind), _over_context(plans, kind), (others, ending)
 
 
 def _over_context(plans: Plans, kind: Kind) -> OverContext | None:

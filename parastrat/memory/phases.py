@@ -151,7 +151,7 @@ def _forward(job: OnePlan, rank: OneRank) -> Iterator[Phase]:
         first = next(kind for kind in job.kinds.of if job.kinds.units[kind])
         yield _phase(Stage.FORWARD, rank.beginning, job.names[first], "gathered first")
     one = sum(kept * count for kept, count in zip(job.kept, counts, strict=True))
-    before = rank.held.flying * one - one
+    before = rank.held.flying * (one + rank.held.masks) - one
     if job.plans.alike.turns:
         before = max((moment.parts["activations"] for moment in backward), default=0.0) - one
     kept, ran = max(before, 0.0), [0] * len(counts)

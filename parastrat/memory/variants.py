@@ -35,6 +35,8 @@ class KindsOf:
     output: Shared | None
     #: whether any has a loss that may be in parallel
     losses: bool
+    #: whether any stands before attention masks
+    masks: bool
     #: whether any holds most at several moments
     busy: bool
     #: what was asked for beside each other, and whether it is the same in all variants
@@ -133,6 +135,7 @@ def _made(model: ModelSpec, whole: bool, divided: bool) -> KindsOf:
         pipelines=pipelines_of(model),
         output=shared_of(sum((block.output for block in blocks), Saved())),
         losses=any(block.loss_parallel_bytes for block in blocks),
+        masks=any(kind.masks is not None for kinds in each for kind in kinds),
         busy=any(len(moments) > 1 or moments[0].sooner for moments in several),
     )
 

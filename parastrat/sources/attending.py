@@ -100,6 +100,12 @@ def masked_share(setting: Setting, tokens: int) -> float:
     return a.window.layers / a.layers if a.window is not None and a.window.size < tokens else 0.0
 
 
+def uneven_masks(setting: Setting) -> Saved:
+    """Return by how much the scores' mask of one layer is more than in the mean of those that have none."""
+    share = masked_share(setting, setting.tokens)
+    return Saved(replicated=(1 - share) * setting.element * setting.tokens**2 if share else 0)
+
+
 def attention_masks(setting: Setting) -> Saved:
     """Return the masks of all pairs that transformers makes before the layers of a decoder, once for all.
 

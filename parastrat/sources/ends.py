@@ -74,9 +74,8 @@ def embedding(setting: Setting) -> Block:
     again = kept + masks + Saved(replicated=whole, sequence=-whole)
     # attention alone runs again where its core is one kernel
     attention = kept + Saved(fixed=masks.fixed)
-    return replace(
-        block, activations=replace(block.activations, attention=attention, selective=again, full=again)
-    )
+    kept_again = replace(block.activations, attention=attention, selective=again, full=again)
+    return replace(block, activations=kept_again, masks=masks)
 
 
 def head(setting: Setting) -> Block:

@@ -132,9 +132,28 @@ def mixture(setting: Setting) -> Part:
         outputs=_batched_outputs(setting, inner, width),
     )
     parts = [router, own, *((_latent(setting, experts.latent),) if experts.latent else ())]
-    if experts.shared_ffn:
-        parts.append(feed_forward(setting, experts.shared_ffn))
+    shared = _shared_experts(setting, experts)
+    # Qwen2-MoE's run before the router, and their gate behind all
+    parts = [*shared[:1], *parts, *shared[1:]] if experts.shared_gate else [*parts, *shared]
     return joined(*parts)
+
+
+def _shared_experts(setting: Setting, experts: Experts) -> tuple[Part, ...]:
+    """Return the experts that all tokens run through, and the gate that weighs what they give, if any.
+
+    The product of both keeps both. The gate's weights are counted with the router's.
+    """
+    if not experts.shared_ffn:
+        return ()
+    own, rows = feed_forward(setting, experts.shared_ffn), setting.element * setting.tokens
+    if not experts.shared_gate:
+        return (own,)
+    gate = Part(
+        saved=Saved(sequence=rows * (setting.architecture.hidden + 1)),
+        outputs=(Saved(sequence=rows),),
+        products=Saved(sequence=rows),
+    )
+    return own, gate
 
 
 def _batched_outputs(setting: Setting, inner: int, width: int) -> tuple[Saved, ...]:

@@ -105,7 +105,8 @@ def _put_back(setting: Setting) -> tuple[Saved, float] | None:
     (``grouped_mm_experts_forward``, integrations/moe.py). Backward makes the rows' gradients, those of what
     was weighed, and of the weights before they are added up, each as wide as both. A short copy of the
     second takes the place of what experts gave, where that was made again; where it was kept it comes
-    beside that, which is left out here. Shared experts, which run behind, have let go of what they kept.
+    beside that, which is left out here. Shared experts, which run behind, have let go of what they kept;
+    those with a gate ran before, and a gradient is in the place of what they gave.
     None where experts run otherwise.
     """
     a, b, experts = setting.architecture, setting.element, setting.architecture.experts
@@ -113,7 +114,7 @@ def _put_back(setting: Setting) -> tuple[Saved, float] | None:
         return None
     weighed = max(setting.stream, FP32_BYTES if experts.fp32_weights else b)
     rows = Saved(expert=3 * weighed * setting.tokens * experts.top_k * (experts.latent or a.hidden))
-    if not experts.shared_ffn:
+    if not experts.shared_ffn or experts.shared_gate:
         return rows, 0.0
     shared = feed_forward(setting, experts.shared_ffn)
     return rows + shared.saved.times(-1), _trainable(shared.parameters)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from parastrat.errors import ModelError
 from parastrat.model import Autocast, Block, Family, ModelSpec, Parameters, Split
 from parastrat.saved import Saved
-from parastrat.sources.attending import attention, hidden_flops
+from parastrat.sources.attending import attention, hidden_flops, uneven_masks
 from parastrat.sources.attends import attends
 from parastrat.sources.ends import classifier, embedding, end_block, head, patches, spectrogram
 from parastrat.sources.feed_forward import computed_experts, feed_forward, largest_weight, mixture
@@ -125,6 +125,7 @@ def _cast(block: Block) -> Autocast:
         awaited=block.awaited,
         beside_added=block.beside_added,
         busy=block.busy,
+        masks=block.masks,
     )
 
 
@@ -278,6 +279,7 @@ def _layer(
         regathered=taken.regathered,
         behind_regathered=taken.behind,
         unshared=taken.unshared,
+        uneven=uneven_masks(setting) if causal and not crossed else Saved(),
         awaited=awaited(setting, part, a.layer_norms),
         boundary_bytes=width + memory,
         hidden_flops=hidden_flops(setting) if causal and not crossed else 0.0,

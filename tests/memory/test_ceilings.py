@@ -47,7 +47,7 @@ def _drawn(draw: random.Random) -> Plan:
 
 
 @pytest.mark.parametrize("stack", ["torch", "torch-compile", "megatron-core", "megatron-deepspeed"])
-@pytest.mark.parametrize("model", ["llama-3.1-70b", "deepseek-v2-lite", "gpt2", "resnet-50"])
+@pytest.mark.parametrize("model", ["llama-3.1-70b", "deepseek-v2-lite", "gpt2", "gemma-2-9b", "resnet-50"])
 @pytest.mark.parametrize("on", ["dgx-h100:8", "cpu"])
 def test_no_rank_holds_more_than_its_ceiling_and_the_fullest_is_found(
     model: str, stack: str, on: str

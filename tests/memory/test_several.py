@@ -49,9 +49,11 @@ def plans() -> list[Plan]:
             shard=Shard.PARAMETERS if shards > 1 else Shard.NONE,
             pp_schedule=schedule,
             virtual_stages=chunks,
+            recompute=policy,
             **fields,
         )
         for size in (1, 2)
+        for policy in (Recompute.NONE, Recompute.FULL)
         for schedule, chunks in schedules.items()
         for shards in (1, 2)
         for steps in (16, 64)
@@ -59,7 +61,7 @@ def plans() -> list[Plan]:
     return [*alone, *piped]
 
 
-@pytest.mark.parametrize("model", ["nemotron-h-47b", "llama-3.1-8b"])
+@pytest.mark.parametrize("model", ["nemotron-h-47b", "llama-3.1-8b", "gemma-3-4b"])
 def test_plans_are_found_alone_as_together_and_with_others_alike(
     model: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ from runtime.traced_models import Alternating, Cnn, Skipping, really_saved
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from parastrat.errors import ModelError
 from parastrat.model import Block, Family, ModelSource, ModelSpec, OperatorKind
@@ -615,6 +616,34 @@ def test_values_that_are_narrower_than_keys() -> None:
     with FakeTensorMode():
         query, value = torch.empty(2, 4, 8, 24), torch.empty(2, 4, 8, 16)
         assert flash_attention(query, query, value, is_causal=True).shape == value.shape
+
+
+class _Booleans(TorchDispatchMode):
+    """Notes the operators that make booleans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.booleans = list[Any]()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.dtype == torch.bool:
+            self.booleans.append(func)
+        return made
+
+
+def test_no_other_mask_is_made_of_one_that_attention_adds() -> None:
+    query, mask = torch.empty(2, 4, 8, 16), torch.ones(2, 1, 8, 8, dtype=torch.bool)
+    # as in torch's own function
+    with _Booleans() as real:
+        functional.scaled_dot_product_attention(query, query, query, mask)
+    with FakeTensorMode() as fakes:
+        own, given = fakes.from_tensor(query), fakes.from_tensor(mask)
+        with _Booleans() as made:
+            assert flash_attention(own, own, own, given).shape == query.shape
+    assert made.booleans == real.booleans == []
 
 
 class Scanning(nn.Module):

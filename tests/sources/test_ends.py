@@ -46,6 +46,8 @@ def test_a_table_is_read_and_its_tokens_are_kept() -> None:
     # attention that runs again is given its mask again
     masked = embedding(setting(masked=True)).activations
     assert (masked.none, masked.attention) == (Saved(replicated=80), Saved(replicated=80, fixed=T * T))
+    # as stages without the embedding make it
+    assert embedding(setting(masked=True)).masks == Saved(fixed=T * T)
     fused = embedding(setting(kernels=Kernels.FUSED)).activations
     assert fused.full == fused.none
     assert (block.working, block.boundary_bytes) == (Saved(sequence=WIDTH), WIDTH)

@@ -171,6 +171,18 @@ def test_shared_experts_are_a_feed_forward_beside() -> None:
     assert both.saved == alone.saved + dense.saved
 
 
+def test_a_gate_of_shared_experts_keeps_what_they_give() -> None:
+    experts = Experts(count=6, top_k=2, ffn=5, shared_ffn=7)
+    plain, gated = (
+        mixture(setting(experts=replace(experts, shared_gate=weighed))) for weighed in (False, True)
+    )
+    gate, given = Saved(sequence=2 * T), Saved(sequence=2 * 8 * T)
+    assert gated.saved == plain.saved + gate + given
+    # a policy that keeps every second product meets theirs first, then the router's and the gate's
+    router, *shared = plain.outputs
+    assert gated.outputs == (*shared, router, gate)
+
+
 LATENT = Experts(count=6, top_k=2, ffn=5, latent=3)
 
 

@@ -15,7 +15,7 @@ from small import SMALL
 from parastrat.model import Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Saved
 from parastrat.sources.architecture import LatentAttention, Norm, QkNorm, Scores, Window
-from parastrat.sources.attending import attention, attention_masks, hidden_flops
+from parastrat.sources.attending import attention, attention_masks, hidden_flops, uneven_masks
 from parastrat.sources.layers import (
     Part,
     Setting,
@@ -293,6 +293,9 @@ def test_a_mask_of_all_pairs_is_kept_with_keys_and_values_for_each_query() -> No
     near = setting(window=Window(size=T - 1, layers=1), layers=2)
     assert attention(near, causal=True).saved == plain.saved + (repeated + mask).times(0.5)
     assert attention(near, causal=True).core == plain.core + mask.times(0.5)
+    # which has a whole one as it runs again
+    assert uneven_masks(near) == mask.times(0.5)
+    assert uneven_masks(setting()) == uneven_masks(setting(masked=True)) == Saved()
     assert attention(setting(window=Window(size=T, layers=1)), causal=True).saved == plain.saved
     for other in OTHER_KERNELS:
         assert attention(setting(other, masked=True), causal=True).saved.replicated == 0

@@ -79,6 +79,9 @@ def test_shared_experts_have_run_by_then() -> None:
     stream = Saved(sequence=-2 * WIDTH, replicated=2 * WIDTH)
     assert rows(block).working == plain.working + stream + Saved(tensor=-4 * 2 * 5 * T)
     assert rows(block).meanwhile == 3 * 8 * 5 / block.parameter_count
+    # with a gate they run before the others, and keep all until those are through
+    gated = rows(layer(experts=replace(EXPERTS, shared_ffn=5, shared_gate=True)))
+    assert (gated.working, gated.meanwhile) == (plain.working + stream, 0)
 
 
 def test_other_experts_have_no_such_moment() -> None:

@@ -259,7 +259,9 @@ def flash_attention(  # noqa: PLR0913, PLR0917  (torch's signature)
     bias = attn_mask
     if bias is not None:
         if bias.dtype == torch.bool:
-            bias = torch.zeros_like(bias, dtype=query.dtype).masked_fill_(bias.logical_not(), float("-inf"))
+            # as torch does, in one kernel
+            shown, hidden = (query.new_full((), value) for value in (0.0, float("-inf")))
+            bias = torch.where(bias, shown, hidden)
         bias = bias.to(query.dtype).expand(*query.shape[:-1], key.shape[-2])
     if repeat > 1:
         key, value = key.repeat_interleave(repeat, 1), value.repeat_interleave(repeat, 1)
