@@ -32,6 +32,7 @@ _ALONE = (1, 1, False)
 #: a rank behind another has no more micro-batches in flight: by how much more its blocks make, or it
 #: trains, it is told instead
 _FAR_MORE, _MORE = 2, 1.25
+_REPLICATED, _SEQUENCE = Shared._fields.index("replicated"), Shared._fields.index("sequence")
 #: ranks that are told at once, so that little is there beside what is kept of them
 _AT_ONCE = 32
 
@@ -64,9 +65,17 @@ def blocks_of(kinds: KindsOf) -> Blocks:
     variants, last = kinds.columns, kinds.pipelines.kinds.of[-1]
     many = len(kinds.pipelines.kinds.blocks)
     kept = np.array([[_parts(own.kept[code_of(policy)], many) for policy in Recompute] for own in variants])
+    units = tuple(np.ravel(variants[0].of_unit).astype(bool).tolist())
+    # where several ranks have a sequence nothing divides it further outside of units (``over_context``):
+    # what is kept whole there in place of a share counts as no more than the difference
+    apart = ~np.array(units)
+    outside = kept[:, :, apart]
+    less = np.minimum(outside[..., _SEQUENCE], 0.0)
+    outside[..., _REPLICATED] += less
+    outside[..., _SEQUENCE] -= less
+    kept[:, :, apart] = outside
     # moments before kinds
     working = np.array([[_parts(each.working, many) for each in own.moments] for own in variants])
-    units = tuple(np.ravel(variants[0].of_unit).astype(bool).tolist())
     head = working[:, 0, last] + _parts(kinds.output, 1)
     made = kept[0, 0] - kept[0, code_of(Recompute.FULL)]
     together = working.reshape(len(variants), -1, working.shape[-1])

@@ -143,7 +143,7 @@ def test_all_positions_are_there_before_a_head_whose_code_counts_them() -> None:
     assert held(cp=1, micro_batch_size=1) == (0, 0)
 
 
-MODELS = ("llama-3.1-8b", "falcon-7b", "gpt3-5b", "mixtral-8x7b", "deepseek-v2-lite")
+MODELS = ("llama-3.1-8b", "falcon-7b", "gpt3-5b", "mixtral-8x7b", "deepseek-v2-lite", "mistral-large-2")
 
 
 def resolved(name: str) -> Facts:
@@ -177,10 +177,12 @@ def plans() -> list[Plan]:
             Mesh(dp_shard=4, cp=2, tp=2),
             Mesh(dp_shard=4, cp=4, ep=4),
             Mesh(dp_shard=4, cp=2, tp=2, ep=2),
+            # what a first layer keeps of a whole sequence weighs most
+            Mesh(cp=2, tp=8),
         )
         for shard in ((Shard.NONE, Shard.PARAMETERS) if mesh.ep == 1 else (Shard.PARAMETERS,))
         for recompute in Recompute
-        for size, steps in ((1, 1), (4, 2))
+        for size, steps in ((1, 1), (4, 2), (64, 1))
     ]
 
 
