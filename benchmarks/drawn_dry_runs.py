@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import time
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from dry_run_combinations import MODELS
 from dry_run_models import BLOCKS, builder_name, cut, decoders
-from dry_run_peaks import Compared, most_of_tensors, read_state, summary
+from dry_run_peaks import REFUSING, Compared, job_of, most_of_tensors, read_state, summary, told
 
 from parastrat.assess import assess, columns_of
 from parastrat.case import Facts
@@ -32,24 +31,21 @@ from parastrat.cli.facts import source_of
 from parastrat.errors import ParastratError, WrapError
 from parastrat.finding import Severity
 from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Recompute, Shard
-from parastrat.profiles import load_hardware, load_stack
 from parastrat.rules import findings_of
 from parastrat.runtime.dry_run import preload, ranks_to_run
 from parastrat.runtime.dry_run.rank import OPTIMIZERS
 from parastrat.runtime.dry_run.ranks import run_kinds
 from parastrat.runtime.refusals import check_plan
 from parastrat.schedules import SINGLE, V_SHAPED
-from parastrat.sources.training import trained_model
 from parastrat.workload import Optimizer, Precision, Workload
 
 if TYPE_CHECKING:
-    from parastrat.model import ModelSource, ModelSpec
+    from parastrat.model import ModelSource
 
 CONFIGS = Path(gettempdir()) / "parastrat_drawn_dry_runs"
 STATE = CONFIGS / "drawn.jsonl"
 HARDWARE = "dgx-h100:16"
-#: of severity error beside those whose plans differ in the runtime; that it does not fit says nothing here
-_REFUSING = ("PS201", "PS202", "PS715")
+#: of severity error; that a plan does not fit says nothing here
 _ALLOWED = ("PS101",)
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 #: tokens of a micro-batch
@@ -141,7 +137,29 @@ class Drawn:
 
     @property
     def source(self) -> ModelSource:
-        return cut(self.model, self.blocks) if self.kind == "preset" else source_of(self.ref)
+        return _preset(self.model, self.blocks) if self.kind == "preset" else _of_config(self.ref)
+
+    @property
+    def job(self) -> Facts:
+        """The facts that it is judged on."""
+        workload = Workload(
+            global_batch_size=self.plan.global_batch_size,
+            sequence_length=self.length,
+            optimizer=self.optimizer,
+            precision=self.plan.precision,
+            loss_chunks=self.chunks,
+        )
+        return job_of(self.source, workload, HARDWARE)
+
+
+@cache
+def _preset(model: str, blocks: int) -> ModelSource:
+    return cut(model, blocks)
+
+
+@cache
+def _of_config(ref: str) -> ModelSource:
+    return source_of(ref)
 
 
 @cache
@@ -257,45 +275,12 @@ def of_families() -> dict[str, list[str]]:
     return found
 
 
-@cache
-def _stack() -> Any:
-    return load_stack("torch"), load_hardware(HARDWARE)
-
-
-def job_of(each: Drawn) -> Facts:
-    """Return the facts that a plan is judged on."""
-    plan, (stack, hardware) = each.plan, _stack()
-    workload = Workload(
-        global_batch_size=plan.global_batch_size,
-        sequence_length=each.length,
-        optimizer=each.optimizer,
-        precision=plan.precision,
-        loss_chunks=each.chunks,
-    )
-    model: ModelSpec = trained_model(_source(each.kind, each.model, each.blocks), workload, stack.kernels)
-    return Facts(model=model, hardware=hardware, workload=workload, stack=stack)
-
-
-@cache
-def _source(kind: str, model: str, blocks: int) -> ModelSource:
-    plan = Plan(
-        mesh=Mesh(),
-        micro_batch_size=1,
-        gradient_accumulation_steps=1,
-        precision=Precision.FP32,
-        backend=Backend.NCCL,
-    )
-    return Drawn(
-        kind=kind, model=model, blocks=blocks, plan=plan, length=None, optimizer=Optimizer.SGD
-    ).source
-
-
 def allowed(each: Drawn) -> Drawn | None:
     """Return a plan whose lengths the model takes, if nothing rejects it."""
     plan = each.plan
     try:
         check_plan(plan)
-        source = _source(each.kind, each.model, each.blocks)
+        source = each.source
         if not source.has_tokens:
             each = replace(each, length=None, chunks=1)
         elif each.model == "whisper":
@@ -304,7 +289,7 @@ def allowed(each: Drawn) -> Drawn | None:
             each = replace(each, length=source.max_sequence_length)
         if plan.micro_batch_size * (each.length or 1) > _MOST_TOKENS:
             return None
-        job = job_of(each)
+        job = each.job
     except WrapError:
         return None
     except ParastratError as error:
@@ -314,16 +299,16 @@ def allowed(each: Drawn) -> Drawn | None:
         return None
     case = assess(job, plan)
     for finding in findings_of(case, columns_of(case)):
-        if finding.code in _REFUSING or (
+        if finding.code in REFUSING or (
             finding.severity is Severity.ERROR and finding.code not in _ALLOWED
         ):
             return None
     return each
 
 
-def compared(each: Drawn, known: dict[str, Any] | None) -> Compared:
+def compared(each: Drawn, known: dict[str, Any] | None) -> Compared[Drawn]:
     """Return a plan's estimate beside its dry run."""
-    job = job_of(each)
+    job = each.job
     estimate = most_of_tensors(job, each.plan)
     if known is not None:
         return Compared(of=each, dry_run=known["peak"], estimate=estimate, refused=known["refused"])
@@ -357,26 +342,11 @@ def main() -> None:
     CONFIGS.mkdir(parents=True, exist_ok=True)
     plans, lines = drawn(given.count, given.seed, given.kind), read_state(given.state)
     preload("transformers.models.llama.modeling_llama")
-    every = []
-    for each in plans:
-        if each.key not in lines and given.until is not None and time.strftime("%H:%M") >= given.until:
-            continue
-        begun = time.monotonic()
-        found = compared(each, lines.get(each.key))
-        every.append(found)
-        print(found, flush=True)
-        if each.key not in lines:
-            line = {"key": each.key, "peak": found.dry_run, "refused": found.refused}
-            with given.state.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line | {"seconds": round(time.monotonic() - begun, 1)}) + "\n")
+    found = (told(each, compared, given.state, lines, given.until) for each in plans)
+    every = [each for each in found if each is not None]
     ran = sorted((each for each in every if each.dry_run is not None), key=lambda each: each.error)
-    print()
-    for each in ran:
-        if abs(each.error) > 0.03:
-            print(each)
-    for each in every:
-        if each.dry_run is None:
-            print(each)
+    off = [each for each in ran if abs(each.error) > 0.03]
+    print("", *off, *(each for each in every if each.dry_run is None), sep="\n")
     print(f"drawn {len(plans)}, ran {len(ran)}: {summary(ran) if ran else ''}")
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import statistics
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from dry_run_combinations import Combination
 from dry_run_models import cut
@@ -23,18 +25,32 @@ from parastrat.sources.training import trained_model
 from parastrat.units import GIB
 from parastrat.workload import Optimizer, Workload
 
+if TYPE_CHECKING:
+    from parastrat.model import ModelSource
+
 STATE = Path(__file__).with_name("data") / "dry_runs.jsonl"
 #: plans that no advice has: heads that tp does not divide stay whole in the runtime, and blocks are made
 #: again for each of their weights
-_REFUSING = ("PS201", "PS202", "PS715")
+REFUSING = ("PS201", "PS202", "PS715")
 LENGTH = 4096
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
-    """A combination's peaks."""
+class Named(Protocol):
+    """A plan of a model."""
 
-    of: Combination
+    @property
+    def key(self) -> str:
+        """What names it in a state."""
+
+
+Of = TypeVar("Of", bound=Named)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared(Generic[Of]):
+    """The peaks of a plan of a model."""
+
+    of: Of
     #: bytes; None where the plan is refused
     dry_run: int | None
     estimate: float
@@ -52,7 +68,7 @@ class Compared:
         return f"{self.of.key}: dry run {self.dry_run / GIB:.2f} GiB, {100 * self.error:+.2f} %"
 
 
-def compared(each: Combination, known: dict[str, Any] | None = None) -> Compared:
+def compared(each: Combination, known: dict[str, Any] | None = None) -> Compared[Combination]:
     """Return a combination's estimate beside its dry run.
 
     Args:
@@ -68,15 +84,9 @@ def compared(each: Combination, known: dict[str, Any] | None = None) -> Compared
         precision=plan.precision,
         loss_chunks=each.chunks,
     )
-    stack = load_stack("torch")
-    job = Facts(
-        model=trained_model(source, workload, stack.kernels),
-        hardware=load_hardware("dgx-h100:8"),
-        workload=workload,
-        stack=stack,
-    )
+    job = job_of(source, workload, "dgx-h100:8")
     case, estimate = assess(job, plan), most_of_tensors(job, plan)
-    broken = [each for each in findings_of(case, columns_of(case)) if each.code in _REFUSING]
+    broken = [each for each in findings_of(case, columns_of(case)) if each.code in REFUSING]
     if broken:
         refused = f"{broken[0].code}, {broken[0].message}"
         return Compared(of=each, dry_run=None, estimate=estimate, refused=refused)
@@ -89,6 +99,13 @@ def compared(each: Combination, known: dict[str, Any] | None = None) -> Compared
     except ParastratError as error:
         return Compared(of=each, dry_run=None, estimate=estimate, refused=error.message)
     return Compared(of=each, dry_run=peak, estimate=estimate)
+
+
+def job_of(source: ModelSource, workload: Workload, on: str) -> Facts:
+    """Return the facts of a model's training on some hardware, by torch as it comes."""
+    stack = load_stack("torch")
+    model = trained_model(source, workload, stack.kernels)
+    return Facts(model=model, hardware=load_hardware(on), workload=workload, stack=stack)
 
 
 def most_of_tensors(job: Facts, plan: Plan) -> float:
@@ -107,7 +124,27 @@ def read_state(state: Path = STATE) -> dict[str, dict[str, Any]]:
     return {line["key"]: line for line in map(json.loads, text.splitlines())}
 
 
-def summary(found: list[Compared]) -> str:
+def told(
+    each: Of,
+    compare: Callable[[Of, dict[str, Any] | None], Compared[Of]],
+    state: Path,
+    lines: dict[str, dict[str, Any]],
+    until: str | None,
+) -> Compared[Of] | None:
+    """Print a comparison, and keep its dry run where the state has it not; None where it is too late."""
+    if each.key not in lines and until is not None and time.strftime("%H:%M") >= until:
+        return None
+    begun = time.monotonic()
+    found = compare(each, lines.get(each.key))
+    print(found, flush=True)
+    if each.key not in lines:
+        line = {"key": each.key, "peak": found.dry_run, "refused": found.refused}
+        with state.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line | {"seconds": round(time.monotonic() - begun, 1)}) + "\n")
+    return found
+
+
+def summary(found: Sequence[Compared[Any]]) -> str:
     """Return what errors come to, in words."""
     errors = [abs(each.error) for each in found]
     near, far = (sum(error <= most for error in errors) for most in (0.03, 0.08))

@@ -15,32 +15,14 @@ has; why combinations are off stands in benchmarks/data/dry_runs.toml.
 from __future__ import annotations
 
 import argparse
-import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-from dry_run_combinations import WAYS, Combination, combinations
-from dry_run_peaks import STATE, Compared, compared, read_state, summary
+from dry_run_combinations import WAYS, combinations
+from dry_run_peaks import STATE, compared, read_state, summary, told
 from dry_runs_page import PAGE, page
 
 from parastrat.runtime.dry_run import preload
-
-
-def _run(
-    each: Combination, state: Path, lines: dict[str, dict[str, Any]], until: str | None
-) -> Compared | None:
-    if each.key not in lines and until is not None and time.strftime("%H:%M") >= until:
-        return None
-    begun = time.monotonic()
-    found = compared(each, lines.get(each.key))
-    print(found, flush=True)
-    if each.key not in lines:
-        line = {"key": each.key, "peak": found.dry_run, "refused": found.refused}
-        with state.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line | {"seconds": round(time.monotonic() - begun, 1)}) + "\n")
-    return found
 
 
 def main() -> None:
@@ -55,7 +37,7 @@ def main() -> None:
     drawn, lines = combinations(given.each), read_state(given.state)
     preload("transformers.models.llama.modeling_llama")
     with ThreadPoolExecutor(max_workers=given.jobs) as pool:
-        found = pool.map(lambda each: _run(each, given.state, lines, given.until), drawn)
+        found = pool.map(lambda each: told(each, compared, given.state, lines, given.until), drawn)
         every = [each for each in found if each is not None]
     if given.write:
         PAGE.write_text(page(every, len(drawn)), encoding="utf-8")

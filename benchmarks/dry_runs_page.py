@@ -13,6 +13,7 @@ from parastrat.units import GIB
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dry_run_combinations import Combination
     from dry_run_peaks import Compared
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,7 +33,7 @@ grow with their depth weighs most. No estimate reads what a dry run found.
 """
 
 
-def page(found: Sequence[Compared], drawn: int) -> str:
+def page(found: Sequence[Compared[Combination]], drawn: int) -> str:
     """Return docs/dry_runs.md.
 
     Args:
@@ -60,7 +61,7 @@ def page(found: Sequence[Compared], drawn: int) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _ways(ran: Sequence[Compared]) -> list[str]:
+def _ways(ran: Sequence[Compared[Combination]]) -> list[str]:
     lines = ["| way | ran | within 3 % | within 8 % | worst |", "|---|---:|---:|---:|---:|"]
     for way in dict.fromkeys(sorted(each.of.way for each in ran)):
         own = [each.error for each in ran if each.of.way == way]
@@ -69,7 +70,7 @@ def _ways(ran: Sequence[Compared]) -> list[str]:
     return lines
 
 
-def _outliers(ran: Sequence[Compared]) -> list[str]:
+def _outliers(ran: Sequence[Compared[Combination]]) -> list[str]:
     explained: dict[str, str] = tomllib.loads(EXPLAINED.read_text(encoding="utf-8"))
     off = sorted((each for each in ran if abs(each.error) > NEAR), key=lambda each: -abs(each.error))
     return [

@@ -88,6 +88,12 @@ class Outcome:
     seconds: float = 0.0
 
     @property
+    def verdict(self) -> tuple[str, str]:
+        """What came of it, and why it was not compared."""
+        reasons = {"untried": self.untried, "refused": self.refused, "crashed": self.crashed}
+        return next((each for each in reasons.items() if each[1]), ("compared", ""))
+
+    @property
     def error(self) -> float:
         return self.here / self.real - 1
 
@@ -280,14 +286,9 @@ def asked(name: str, *, mixed: bool) -> Outcome:
 
 
 def _line(found: Outcome) -> str:
-    said_of = {
-        "untried": found.untried,
-        "refused": found.refused,
-        "crashed": (found.crashed.splitlines() or [""])[-1],
-    }
-    for kind, reason in said_of.items():
-        if reason:
-            return f"{found.name:48} {kind}: {reason}"
+    kind, reason = found.verdict
+    if reason:
+        return f"{found.name:48} {kind}: {reason.splitlines()[-1] if kind == 'crashed' else reason}"
     return (
         f"{found.name:48} {found.here / MIB:9.2f} {found.real / MIB:9.2f} MiB, {found.samples:2} samples "
         f"{found.error:+7.1%}{' OFF' if found.is_off else ''}"
@@ -325,16 +326,7 @@ def main() -> None:
 
 
 def _sum_up(outcomes: list[Outcome]) -> None:
-    kinds = Counter(
-        "untried"
-        if each.untried
-        else "refused"
-        if each.refused
-        else "crashed"
-        if each.crashed
-        else "compared"
-        for each in outcomes
-    )
+    kinds = Counter(each.verdict[0] for each in outcomes)
     print(", ".join(f"{count} {kind}" for kind, count in kinds.most_common()))
     compared = [each for each in outcomes if each.here]
     if compared:

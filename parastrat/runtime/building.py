@@ -104,10 +104,8 @@ def class_name(module: nn.Module) -> str:
 def _meta() -> Iterator[Record]:
     """Build without memory; what needs values says how to do without."""
     try:
-        with (
-            torch.device("meta"),
-            Recorder() as recorder,
-        ):  # which knows the values that a constructor states
+        # which knows the values that a constructor states
+        with torch.device("meta"), Recorder() as recorder:
             yield recorder.record
     except (RuntimeError, NotImplementedError) as error:
         if "meta" not in str(error).lower():
