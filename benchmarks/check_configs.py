@@ -23,6 +23,7 @@ from check.bad_megatron import MEGATRONS
 from check.bad_plugins import PLUGINS
 from check.bad_programs import PROGRAMS
 from check.bad_pytorchjobs import BAD_PYTORCHJOBS
+from check.bad_ranks import RANKS
 from check.bad_signals import SIGNALS
 from check.bad_torchtitan import BAD_TORCHTITAN
 from check.bad_torchtitan_python import BAD_TORCHTITAN_PYTHON
@@ -39,6 +40,7 @@ MISTAKES = (
     *ALONE,
     *PROGRAMS,
     *MEGATRONS,
+    *RANKS,
     *SIGNALS,
     *DIRECTIVES,
     *TOGETHER,

@@ -23,7 +23,7 @@ class ConfigFormat(StrEnum):
     TRAINJOB = "trainjob"
     #: YAML of Kubeflow's Training Operator, which is Trainer's first version
     PYTORCHJOB = "pytorchjob"
-    #: a shell or batch script that starts torchrun, accelerate launch or deepspeed
+    #: a shell or batch script that starts torchrun, accelerate launch, deepspeed, or ranks by itself
     SCRIPT = "script"
 
 

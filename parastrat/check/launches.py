@@ -34,7 +34,7 @@ def check_script(path: Path, lines: tuple[str, ...], text: str, given: Given) ->
     """
     known, several = read_format(ConfigFormat.SCRIPT.value), []
     for table, positions in script_tables(text, known):
-        if table.keys().isdisjoint((*LAUNCHERS, "sbatch", "late", "stray", "unread")):
+        if table.keys().isdisjoint((*LAUNCHERS, "ranks", "sbatch", "late", "stray", "unread")):
             raise ConfigError(f"{path} starts no launcher and asks Slurm for nothing", hint=KNOWN)
         file = ConfigFile(format=ConfigFormat.SCRIPT, table=table, positions=positions)
         several.append(check_config(path, lines, _with_megatron(with_full_names(file, known)), given))

@@ -35,8 +35,8 @@ PYTHON = ".py"
 SUFFIXES = (".toml", ".json", *YAML, *SCRIPTS, PYTHON)
 KNOWN = (
     "parastrat check reads plan.toml, torchtitan's TOML and Python, accelerate's YAML or JSON, DeepSpeed's "
-    "JSON, Kubeflow's TrainJobs and PyTorchJobs, and scripts that start torchrun, accelerate launch or "
-    "deepspeed"
+    "JSON, Kubeflow's TrainJobs and PyTorchJobs, and scripts that start torchrun, accelerate launch, "
+    "deepspeed, or ranks by srun or mpirun"
 )
 
 #: keys that no other tool's files have: one is enough to take a file of a folder for the format's

@@ -7,12 +7,12 @@ those that hold constants of the script for certain.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from parastrat.parse.dashes import as_meant
-from parastrat.parse.key_names import full_name
+from parastrat.parse.found import Found
+from parastrat.parse.launcher_words import read_options
 from parastrat.parse.launchers import LAUNCHERS, REMOTE, Start, is_run, start_at
+from parastrat.parse.rank_starts import python_program, rank_start
 from parastrat.parse.shell_lines import is_comment, logical_lines, words_of
 from parastrat.parse.shell_values import OPENING, ShellValues, shell_values
 from parastrat.parse.slurm_options import directive_entries, directive_words, is_unread, slurm_entries
@@ -21,10 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _ASSIGNMENT = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
-#: an option that torch.distributed.launch alone has, and that takes no value
-_OF_LAUNCH = "use-env"
-#: a letter with its value, as argparse takes it
-_ATTACHED = re.compile(r"-(?:[rt]\d|[Hie][\w./]).*")
 _ENDS = frozenset({"&&", "||", ";", "|", "&"})
 #: what makes commands behind it run at times, and what waits for those in the background or ends them
 _CONDITIONS = frozenset({"[", "[[", "test", "||"})
@@ -41,33 +37,6 @@ _CONTAINERS = frozenset({"docker", "podman"})
 #: of a script in a language whose lines no shell reads; Slurm takes those as well
 _NO_SHELL = re.compile(r"#!.*\b(?:python[\d.]*|perl|ruby|node|Rscript|julia)\b")
 _FUNCTION = re.compile(r"\s*(?:function\s+\w+|\w+\s*\(\))\s*(?:\(\))?\s*\{?\s*$")
-
-
-@dataclass(slots=True)
-class _Found:
-    """What was read so far, and where."""
-
-    table: dict[str, Any] = field(default_factory=dict)
-    positions: dict[str, tuple[int, int]] = field(default_factory=dict)
-    #: each launch's own
-    launches: list[_Found] = field(default_factory=list)
-    #: tables of launches that run in the background of the shell
-    running: list[dict[str, Any]] = field(default_factory=list)
-    #: whether lines are of a function, which runs where it is called
-    in_function: bool = False
-    #: what is known of each launcher's options, by its table
-    known: Mapping[str, Any] = field(default_factory=dict)
-    #: whether words are of a text that another shell reads, which expands them where it runs
-    in_shell: bool = False
-    #: what its variables hold so far
-    values: ShellValues = field(default_factory=ShellValues)
-    #: the line that is read, with what is known put in
-    line: str = ""
-
-    def note(self, section: str, name: str, value: str, line: int) -> None:
-        self.table.setdefault(section, {})[name] = value
-        self.positions.setdefault(section, (line, 1))
-        self.positions[f"{section}.{name}"] = (line, 1)
 
 
 def script_tables(
@@ -89,10 +58,12 @@ def script_tables(
     hyphen, or with one hyphen, and that dash; they are read as they were meant), ``late`` (directives
     behind the first command, by their lines), ``dos`` (lines that end as DOS ends them), ``text``, the
     logical lines by their number, and ``own``: ``program``, the word behind the launcher's options, the
-    ``words`` behind that, and what of them are ``options``. Values are text as written. ``known`` is the
-    profile of scripts.
+    ``words`` behind that, and what of them are ``options``. Of a script without a launcher they are as well
+    ``ranks``, of each command that starts some (``rank_start``; ``shell`` and ``only`` as of ``started``;
+    ``exported``, names with blanks between), and ``alone``: the ``program`` that Python runs once. Values
+    are text as written. ``known`` is the profile of scripts.
     """
-    found = _Found(known={entry["name"]: entry for entry in known["tables"]})
+    found = Found(known={entry["name"]: entry for entry in known["tables"]})
     if "\r\n" in text:
         found.table["dos"] = "yes"
         found.positions["dos"] = (text.partition("\r\n")[0].count("\n") + 1, 1)
@@ -132,12 +103,21 @@ def script_tables(
             found.positions | launch.positions,
         )
         for launch in found.launches
+    ) or _started(found)
+
+
+def _started(found: Found) -> tuple[tuple[dict[str, Any], dict[str, tuple[int, int]]], ...]:
+    """Return what a script without a launcher states of each command that starts ranks; else of the job."""
+    only = "yes" if len(found.starts) == 1 else "no"
+    return tuple(
+        (found.table | {"ranks": start.table["ranks"] | {"only": only}}, found.positions | start.positions)
+        for start in found.starts
     ) or ((found.table, found.positions),)
 
 
 def starts_training(text: str, known: Mapping[str, Any]) -> bool:
-    """Return whether a script has a launch."""
-    return not script_tables(text, known)[0][0].keys().isdisjoint(LAUNCHERS)
+    """Return whether a script has a launch, or starts ranks."""
+    return not script_tables(text, known)[0][0].keys().isdisjoint((*LAUNCHERS, "ranks"))
 
 
 def _variables(words: list[str]) -> Iterator[tuple[str, str]]:
@@ -148,7 +128,7 @@ def _variables(words: list[str]) -> Iterator[tuple[str, str]]:
             yield name, value
 
 
-def _read_line(line: str, number: int, found: _Found) -> None:
+def _read_line(line: str, number: int, found: Found) -> None:
     assigned, words = _ASSIGNMENT.match(line.strip()), words_of(line)
     if words is None:
         return
@@ -162,7 +142,7 @@ def _read_line(line: str, number: int, found: _Found) -> None:
         _read_commands(words, number, found)
 
 
-def _read_commands(words: list[str], number: int, found: _Found, before: tuple[str, ...] = ()) -> None:
+def _read_commands(words: list[str], number: int, found: Found, before: tuple[str, ...] = ()) -> None:
     """Read the commands of a line, behind what runs them."""
     begin = 0
     for place, word in enumerate([*words, ";"]):
@@ -178,14 +158,14 @@ def _read_commands(words: list[str], number: int, found: _Found, before: tuple[s
             begin = place + 1
 
 
-def _is_certain(words: list[str], found: _Found) -> bool:
+def _is_certain(words: list[str], found: Found) -> bool:
     """Return whether commands are of a line, not of a shell within it, that runs when the script does."""
     is_plain = words[0] not in OPENING and _CONDITIONS.isdisjoint(words)
     is_of_line = words == words_of(found.line)
     return is_plain and is_of_line and not found.in_function and found.values.depth == 0
 
 
-def _read_command(words: list[str], start: int, number: int, found: _Found) -> None:
+def _read_command(words: list[str], start: int, number: int, found: Found) -> None:
     for place in range(start, len(words)):
         name = words[place].rpartition("/")[2]
         if name in _SHELLS and len(words) > place + 2 and re.fullmatch(r"-[a-z]*c", words[place + 1]):
@@ -199,10 +179,24 @@ def _read_command(words: list[str], start: int, number: int, found: _Found) -> N
         if begun is not None and words[begun.end :] and is_run(words[start:place], words[:place]):
             _read_launch(words[:place], begun, words[begun.end :], number, found)
             return
+    _read_start(words, number, found)
 
 
-def _read_launch(before: list[str], start: Start, words: list[str], number: int, found: _Found) -> None:
-    launch = _Found(table={start.launcher: {}}, positions={start.launcher: (number, 1)}, known=found.known)
+def _read_start(words: list[str], number: int, found: Found) -> None:
+    """Read a command that is no launch: it may start ranks, or run a program once."""
+    ranks, program = rank_start(words, found.known["srun"]), python_program(words)
+    if ranks is not None:
+        ranks["exported"] = " ".join(sorted(found.values.exported))
+        start = Found(table={"ranks": ranks}, positions={"ranks": (number, 1)})
+        if found.in_shell:
+            start.note("ranks", "shell", "own", number)
+        found.starts.append(start)
+    elif program is not None and "alone" not in found.table:
+        found.note("alone", "program", program, number)
+
+
+def _read_launch(before: list[str], start: Start, words: list[str], number: int, found: Found) -> None:
+    launch = Found(table={start.launcher: {}}, positions={start.launcher: (number, 1)}, known=found.known)
     found.launches.append(launch)
     if found.running:
         launch.table["beside"] = tuple(found.running)
@@ -229,7 +223,7 @@ def _read_launch(before: list[str], start: Start, words: list[str], number: int,
         launch.note("started", "shell", "own", number)
     if start.module:
         launch.note("started", "module", start.module, number)
-    _read_options(words, start, number, launch)
+    read_options(words, start, number, launch)
 
 
 def _gpus_shown(before: list[str], values: ShellValues) -> str | None:
@@ -239,48 +233,3 @@ def _gpus_shown(before: list[str], values: ShellValues) -> str | None:
     is_apart = "srun" in before or not (REMOTE | _CONTAINERS).isdisjoint(before)
     exported = None if is_apart else values.in_step().known.get(_GPUS)
     return own.get(_GPUS, exported if isinstance(exported, str) else None)
-
-
-def _read_options(words: list[str], start: Start, number: int, launch: _Found) -> None:
-    entry = launch.known[start.launcher]
-    separator = entry.get("separator", "")
-    rest = iter(words)
-    for word in rest:
-        if word.startswith(("$", "`")):
-            launch.note("started", "options", "unknown", number)
-        meant, dash = as_meant(word, entry)
-        if dash is not None:
-            launch.note("dashes", word, dash, number)
-        word = meant  # noqa: PLW2901 - as it was meant
-        if not word.startswith("-") or word == "--":
-            _read_program(word if word != "--" else next(rest, ""), [*rest], number, launch)
-            return
-        whole = f"{word[:2]}={word[2:]}" if _ATTACHED.fullmatch(word) else word
-        name, equals, value = whole.lstrip("-").partition("=")
-        if separator:
-            name = name.replace("_", separator).replace("-", separator)
-        is_switch = full_name(name, entry, {}) in entry["switches"]
-        of_launch = name == _OF_LAUNCH and start.module.endswith(".launch")
-        if not equals and not is_switch and not of_launch:
-            value = next(rest, "")
-        if not of_launch:
-            launch.note(start.launcher, name, "yes" if is_switch and not equals else value, number)
-    _read_program("", [], number, launch)
-
-
-def _read_program(word: str, behind: list[str], number: int, launch: _Found) -> None:
-    """Read what is run, its options, and the file that DeepSpeed's arguments or HF's trainer name."""
-    options: dict[str, str] = {}
-    for place, option in enumerate(behind):
-        if not option.startswith("--"):
-            continue
-        name, equals, value = option.partition("=")
-        following = next(iter(behind[place + 1 :]), "-")
-        options[name.removeprefix("--")] = value if equals or following.startswith("-") else following
-    is_open = any(option.startswith(("$", "`")) for option in behind)
-    launch.table["own"] = {"program": word, "options": options, "words": tuple(behind)}
-    launch.table["own"] |= {"open": "yes"} if is_open else {}
-    launch.positions["own"] = (number, 1)
-    for name in ("deepspeed_config", "deepspeed"):
-        if options.get(name, "").endswith(".json"):
-            launch.note("started", "engine", options[name], number)

@@ -89,7 +89,7 @@ def is_run(own: Sequence[str], before: Sequence[str]) -> bool:
     if not REMOTE.isdisjoint(before) or "srun" in own:
         # a container's runtime may stand between; other programs take a launcher's name for an option
         return not (own and "launcher" in own[-1]) and not any(map(_is_program, own))
-    bare = [word for word in own if not _stands_before(word)]
+    bare = [word for word in own if not stands_before(word)]
     return not bare or (bare[0].rpartition("/")[2] in _WRAPPERS and "launcher" not in own[-1])
 
 
@@ -97,7 +97,7 @@ def _is_program(word: str) -> bool:
     return _PROGRAM.fullmatch(word.rpartition("/")[2]) is not None
 
 
-def _stands_before(word: str) -> bool:
+def stands_before(word: str) -> bool:
     """Whether a word only leads to a command: a variable, an option, a time, or what opens a group."""
     is_open = word.endswith(("()", "{", "("))
     return (

@@ -10,6 +10,7 @@ from check.bad_directives import DIRECTIVES, GOOD_DIRECTIVES
 from check.bad_launches import ALONE, BESIDE, DEEPSPEED, GOOD_LAUNCHES, TOGETHER, WITH_FILE
 from check.bad_megatron import GOOD_MEGATRONS, MEGATRONS, OVERLAPPED
 from check.bad_programs import GOOD_PROGRAMS, PROGRAMS
+from check.bad_ranks import GOOD_RANKS, RANKS
 from check.bad_signals import GOOD_SIGNALS, SIGNALS
 
 from parastrat.check import check_file, config_files
@@ -33,7 +34,9 @@ def found_in(
 
 
 @pytest.mark.parametrize(
-    "bad", [*ALONE, *PROGRAMS, *MEGATRONS, *SIGNALS, *DIRECTIVES], ids=lambda bad: f"{bad.code}-{bad.what}"
+    "bad",
+    [*ALONE, *PROGRAMS, *MEGATRONS, *SIGNALS, *DIRECTIVES, *RANKS],
+    ids=lambda bad: f"{bad.code}-{bad.what}",
 )
 def test_mistakes_of_a_line_are_found(tmp_path: Path, bad: Bad) -> None:
     assert bad.code in [each.code for each in found_in(tmp_path, bad.text, {}, bad.suffix)]
@@ -46,7 +49,7 @@ def test_mistakes_that_a_file_shows_are_found_with_it_alone(tmp_path: Path, bad:
 
 
 @pytest.mark.parametrize(
-    "text", [*GOOD_LAUNCHES, *GOOD_PROGRAMS, *GOOD_MEGATRONS, *GOOD_SIGNALS, *GOOD_DIRECTIVES]
+    "text", [*GOOD_LAUNCHES, *GOOD_PROGRAMS, *GOOD_MEGATRONS, *GOOD_SIGNALS, *GOOD_DIRECTIVES, *GOOD_RANKS]
 )
 def test_good_launches_have_no_findings(tmp_path: Path, text: str) -> None:
     assert found_in(tmp_path, text, BESIDE, ".sh") == ()

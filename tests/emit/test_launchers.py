@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from parastrat.check import check_file
+from parastrat.check.known import Given
 from parastrat.emit import EMITTERS, EmitError, Target, TextFile, emitted
 from parastrat.hardware import DeviceType, Vendor
 from parastrat.plan import Backend, Mesh, Shard
@@ -79,6 +81,17 @@ def test_goldens(
     case = replace(case, hardware=replace(case.hardware, devices_per_node=devices))
     (file,) = EMITTERS[target](case)
     golden(f"{name}.{file.path}", file.text)
+
+
+@pytest.mark.parametrize("target", LAUNCHERS)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_check_finds_nothing_in_them(
+    target: Target, nodes: int, case_of: Callable[..., Case], tmp_path: Path
+) -> None:
+    (file,) = EMITTERS[target](case_of(nodes=nodes))
+    script = tmp_path / file.path
+    script.write_text(file.text)
+    assert check_file(script, Given()).findings == ()
 
 
 @pytest.mark.parametrize("target", LAUNCHERS)

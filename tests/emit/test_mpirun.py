@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from emit.test_launchers import environment, finished, small_case, start, written
 
+from parastrat.check import check_file
+from parastrat.check.known import Given
 from parastrat.emit import EMITTERS, Target, emitted
 from parastrat.plan import Backend
 
@@ -140,6 +142,20 @@ def test_it_says_what_is_missing(two_nodes: Path) -> None:
     assert (code, "neither Open MPI's nor one with Hydra" in errors, found) == (2, True, [])
     code, errors, found = asked(two_nodes, whose, "train.py", HOSTS="n1,n2", PYTHON="no-such")
     assert (code, "there is no no-such on the PATH" in errors, found) == (2, True, [])
+
+
+@pytest.mark.skipif(not OPEN_MPI.exists(), reason="Open MPI is not installed")
+@pytest.mark.parametrize(
+    ("hosts", "are_enough"), [("localhost", False), ("localhost:2", True), ("localhost,localhost", True)]
+)
+def test_open_mpi_counts_slots_as_the_rule_does(hosts: str, are_enough: bool, tmp_path: Path) -> None:
+    options = f"-np 2 --allow-run-as-root --host {hosts}"
+    script = tmp_path / "job.sh"
+    script.write_text(f"mpirun {options} python train.py\n")
+    codes = [found.code for found in check_file(script, Given()).findings]
+    code, errors = finished(start(tmp_path, str(OPEN_MPI), *options.split(), "hostname"))
+    assert ((codes == []), (code == 0)) == (are_enough, are_enough)
+    assert ("not enough slots" in errors) is not are_enough
 
 
 def test_it_starts_the_backend_mpi(case_of: Callable[..., Case], cpu_device: Device) -> None:
