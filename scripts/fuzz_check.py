@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from check.bad_configs import GOOD  # noqa: E402
 from check.bad_launches import ACCELERATE, BESIDE, BY_HAND, DEEPSPEED, WITH_FILE  # noqa: E402
 from check.bad_pytorchjobs import GOOD_PYTORCHJOBS  # noqa: E402
+from check.bad_ranks import MPI, SHELL  # noqa: E402
 from check.bad_torchtitan import EXPERTS, TORCHTITAN  # noqa: E402
 from check.bad_torchtitan_python import STAGES as STAGED  # noqa: E402
 from check.bad_torchtitan_python import WHOLE as IN_PYTHON  # noqa: E402
@@ -69,7 +70,7 @@ def seeds() -> list[tuple[str, str]]:
         for name, good in GOOD.items()
     ]
     # what lies beside scripts is damaged too, and they are read with what it was last
-    texts += [("launch.sh", text) for text in (ACCELERATE, WITH_FILE, BY_HAND, DEEPSPEED)]
+    texts += [("launch.sh", text) for text in (ACCELERATE, WITH_FILE, BY_HAND, DEEPSPEED, SHELL, MPI)]
     texts += BESIDE.items()
     texts += [*((WHOLE[0], text) for text in (TORCHTITAN, EXPERTS)), (WHOLE[1], GPT)]
     texts += [(WHOLE[2], text) for text in (IN_PYTHON, STAGED)]

@@ -12,6 +12,7 @@ from parastrat.rules.launch_facts import (
     agents_of,
     count_of,
     gpus_of,
+    gpus_of_node,
     is_node_for_each_task,
     is_partly_unknown,
     nodes_of_step,
@@ -96,14 +97,13 @@ def processes_have_their_gpus(file: ConfigFile) -> Iterator[Hit]:
         return
     # one that counts on all nodes is told of as many times the GPUs
     times = (told_nodes(file) or count_of(file, "sbatch.nodes") or 1) if launcher.in_all else 1
-    for name in ("gpus-per-node", "gres"):
-        gpus = gpus_of(file, f"sbatch.{name}")
-        if gpus is not None and processes > gpus:
-            yield Hit(
-                message=f"{processes} processes on a node with {gpus} GPUs",
-                fix=f"write --{launcher.processes} {gpus * times}",
-                key=key,
-            )
+    gpus = gpus_of_node(file)
+    if gpus is not None and processes > gpus:
+        yield Hit(
+            message=f"{processes} processes on a node with {gpus} GPUs",
+            fix=f"write --{launcher.processes} {gpus * times}",
+            key=key,
+        )
     in_all, per_task = gpus_of(file, "sbatch.gpus"), gpus_of(file, "sbatch.gpus-per-task")
     # a step on some of the nodes may have most of the GPUs
     nodes = 1 if file.get("started.nodes") is not None else count_of(file, "sbatch.nodes") or 1

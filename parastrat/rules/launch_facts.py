@@ -160,6 +160,12 @@ def endpoint_of(file: ConfigFile) -> tuple[str, str] | None:
     return None
 
 
+def gpus_of_node(file: ConfigFile) -> int | None:
+    """Return the GPUs that a job asks for on a node; None if unknown."""
+    several = [gpus_of(file, f"sbatch.{name}") for name in ("gpus-per-node", "gres")]
+    return min((gpus for gpus in several if gpus is not None), default=None)
+
+
 def gpus_of(file: ConfigFile, key: str) -> int | None:
     """Return the GPUs that ``sbatch.gpus``, one of its kind, or ``sbatch.gres`` asks for; else None."""
     stated = (_GRES if key == "sbatch.gres" else _PER_NODE).search(str(file.get(key) or ""))

@@ -13,7 +13,7 @@ from parastrat.rules.launch_facts import (
     TASK_KEYS,
     agents_of,
     count_of,
-    gpus_of,
+    gpus_of_node,
     nodes_of_step,
     variable_in,
 )
@@ -69,8 +69,9 @@ def _ranks(file: ConfigFile) -> int | None:
         return None if file.get("ranks.open") else count_of(file, "ranks.n")
     nodes, of_node = _nodes(file), _of_node(file)
     stated = count_of(file, "ranks.ntasks") or count_of(file, "sbatch.ntasks")
-    known = nodes is not None and of_node is not None
-    return stated or (nodes * of_node if known else None)  # type: ignore[operator] # both are known
+    if stated or nodes is None or of_node is None:
+        return stated
+    return nodes * of_node
 
 
 def _starts_several(file: ConfigFile) -> bool:
@@ -178,17 +179,15 @@ def ranks_of_a_node_have_their_gpus(file: ConfigFile) -> Iterator[Hit]:
     Two ranks on one GPU stop when NCCL starts (duplicate GPU detected), after the job has waited in the
     queue.
     """
-    of_node = _of_node(file)
-    if of_node is None or not _starts_several(file) or not _is_of_torch(file):
+    of_node, gpus = _of_node(file), gpus_of_node(file)
+    if of_node is None or gpus is None or not _starts_several(file) or not _is_of_torch(file):
         return
-    for name in ("gpus-per-node", "gres"):
-        gpus = gpus_of(file, f"sbatch.{name}")
-        if gpus is not None and of_node > gpus:
-            yield Hit(
-                message=f"srun starts {of_node} ranks on a node with {counted(gpus, 'GPU')}",
-                fix=f"write #SBATCH --ntasks-per-node={gpus}",
-                key=next((key for key in TASK_KEYS if file.get(key) is not None), "ranks"),
-            )
+    if of_node > gpus:
+        yield Hit(
+            message=f"srun starts {of_node} ranks on a node with {counted(gpus, 'GPU')}",
+            fix=f"write #SBATCH --ntasks-per-node={gpus}",
+            key=next((key for key in TASK_KEYS if file.get(key) is not None), "ranks"),
+        )
 
 
 @file_rule("PS565", Severity.ERROR, _FORMAT, source=_SRUN, covers=("PIT509",))
