@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class ParastratError(Exception):
     """A failure the user can act on.
@@ -17,6 +19,10 @@ class ParastratError(Exception):
         self.hint = hint
         # a script that does not catch it shows the hint under the traceback
         self.add_note(f"hint: {hint}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what pickle makes the same error of in another process, which is told of it."""
+        return _again, (type(self), self.args, self.__dict__)
 
 
 class UsageError(ParastratError):
@@ -81,6 +87,13 @@ class InfeasibleError(ParastratError):
     """The answer is no: nothing fits, or the given plan breaks a rule."""
 
     exit_code = 1
+
+
+def _again(kind: type[ParastratError], args: tuple[Any, ...], state: dict[str, Any]) -> ParastratError:
+    """Return an error as it was: exceptions are otherwise made of their arguments by position alone."""
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(state)
+    return error
 
 
 class UnknownFactError(Exception):

@@ -144,6 +144,17 @@ def all_together() -> tuple[str, str, float]:
     return said, said_of(lambda: step(model, 2)), time.monotonic() - begun
 
 
+def undecided() -> tuple[str, str, float]:
+    """What is said where the first rank alone finds that no plan can be decided."""
+    begun = time.monotonic()
+    said = said_of(lambda: parastrat.auto_parallelize(Chain()))
+    return said, said_of(lambda: parastrat.auto_parallelize(Chain())), time.monotonic() - begun
+
+
+#: where no rank fails before the others
+TOGETHER = {"all": all_together, "undecided": undecided}
+
+
 def in_groups_of_their_own(cells: Any, folder: str) -> dict[str, tuple[str, str, float]]:
     found = {}
     for name, (fields, where) in cells.items():
@@ -154,7 +165,7 @@ def in_groups_of_their_own(cells: Any, folder: str) -> dict[str, tuple[str, str,
             rank=int(os.environ["RANK"]),
             world_size=int(os.environ["WORLD_SIZE"]),
         )
-        found[name] = all_together() if where == "all" else failed(fields, where)
+        found[name] = TOGETHER[where]() if where in TOGETHER else failed(fields, where)
         dist.destroy_process_group()
     return found
 
@@ -168,7 +179,7 @@ def tried(
 
 @pytest.fixture(scope="module")
 def two() -> list[dict[str, tuple[str, str, float]]]:
-    return tried(2, {**CELLS, "all": ({}, "all")})
+    return tried(2, {**CELLS, **{name: ({}, name) for name in TOGETHER}})
 
 
 @pytest.fixture(scope="module")
@@ -207,3 +218,10 @@ def test_ranks_that_all_fail_can_go_on(two: list[dict[str, tuple[str, str, float
         assert said.startswith("UsageError: this rank got 100 samples")
         assert again == "nothing"
         assert took < TOGETHER_S + SOON_S
+
+
+@pytest.mark.slow
+def test_what_the_first_rank_finds_all_say(two: list[dict[str, tuple[str, str, float]]]) -> None:
+    first, *others = (rank["undecided"][:2] for rank in two)
+    assert all(said.startswith("UsageError: no plan was given") for said in first)
+    assert others == [first]
