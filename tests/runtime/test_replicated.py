@@ -50,6 +50,13 @@ def shortened(*, replaced: bool) -> None:
         model(torch.ones(2, 2)).sum().backward()
 
 
+def missed(model: nn.Module, name: str) -> str:
+    try:
+        return str(getattr(model, name))
+    except AttributeError as error:
+        return f"AttributeError: {error}"
+
+
 def set_on_both() -> dict[str, Any]:
     model: Any = parastrat.auto_parallelize(Annealed(2, 2), plan=plan(dp_replicate=2))
     model.module.temperature = 3.0
@@ -67,6 +74,7 @@ def set_on_both() -> dict[str, Any]:
     return found | {
         "kept": (model.module.temperature, model.note),
         "is ddp": isinstance(model, DistributedDataParallel),
+        "asked": [missed(model, name) for name in ("in_features", "nothing")],
     }
 
 
@@ -95,3 +103,13 @@ def test_attributes_of_the_module_are_not_set_on_ddp(ranks: list[dict[str, Any]]
         assert found["annealed"].startswith("temperature is an attribute of the Annealed inside of DDP")
         assert found["kept"] == (3.0, 1)
         assert found["is ddp"]
+
+
+@pytest.mark.slow
+def test_attributes_of_the_module_are_said_to_be_inside(ranks: list[dict[str, Any]]) -> None:
+    for found in ranks:
+        inside, nowhere = found["asked"]
+        assert inside.startswith(
+            "AttributeError: in_features is an attribute of the Annealed inside of DDP"
+        )
+        assert nowhere == "AttributeError: 'Replicated' object has no attribute 'nothing'"

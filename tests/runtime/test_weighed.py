@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 from parastrat.runtime.training.weighed import Weighed, weight_of
@@ -91,3 +92,18 @@ def test_of_values_for_each_sample_nothing_is_noted() -> None:
     seen.note([values, torch.ones(3, requires_grad=True), torch.ones(2, 3)])
     values.sum().backward()
     assert seen.taken() is None
+
+
+def test_of_a_loss_within_a_compiled_forward_it_is_not_known() -> None:
+    head, labels = nn.Linear(8, CLASSES), torch.arange(ROWS)
+
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = head(x)
+        return functional.cross_entropy(logits, labels), logits
+
+    seen = Weighed()
+    loss, logits = torch.compile(forward, backend="aot_eager")(torch.ones(ROWS, 8))
+    seen.note((loss, logits))
+    loss.backward()
+    assert seen.taken() is None
+    assert head.weight.grad is not None

@@ -46,19 +46,26 @@ class Replicated(DistributedDataParallel):
         """Return an attribute of the wrapper.
 
         Raises:
+            AttributeError: that says where it is, if the module has it.
             WrapError: where the module has it, and whoever asks goes on otherwise without it.
         """
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name in _ASKED and hasattr(self._modules.get("module"), name):
+            inside = self._modules.get("module")
+            if not hasattr(inside, name):
+                raise
+            if name in _ASKED:
                 raise WrapError(
                     f"something asks the model for {name}, which DDP hides, as it changes the names of "
                     "parameters: decay and rates would be others than on one device",
                     hint="give it the module, getattr(model, 'module', model), as in "
                     "timm.optim.create_optimizer_v2(getattr(model, 'module', model), ...)",
                 ) from None
-            raise
+            raise AttributeError(
+                f"{name} is an attribute of the {type(inside).__name__} inside of DDP: "
+                f"getattr(model, 'module', model).{name} is the same under plans without DDP"
+            ) from None
 
     def _pre_forward(self, *inputs: Any, **keywords: Any) -> Any:
         try:

@@ -41,8 +41,10 @@ class Weighed:
         places = torch.unravel_index(torch.arange(few) * many // few, logits.shape[:-1])
         rows = logits.detach()[places]
 
-        def came(gradient: torch.Tensor) -> None:
-            self._weight = weight_of(rows, gradient.detach()[places])
+        def came(gradient: torch.Tensor | None) -> None:
+            # a compiled forward that returns its loss as well has no gradient of the logits behind it
+            if gradient is not None:
+                self._weight = weight_of(rows, gradient.detach()[places])
 
         logits.register_hook(came)  # type: ignore[no-untyped-call]
 
