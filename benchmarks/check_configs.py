@@ -23,7 +23,7 @@ from check.bad_megatron import MEGATRONS
 from check.bad_plugins import PLUGINS
 from check.bad_programs import PROGRAMS
 from check.bad_pytorchjobs import BAD_PYTORCHJOBS
-from check.bad_ranks import RANKS
+from check.bad_ranks import LIGHTNING, LIGHTNINGS, RANKS
 from check.bad_signals import SIGNALS
 from check.bad_torchtitan import BAD_TORCHTITAN
 from check.bad_torchtitan_python import BAD_TORCHTITAN_PYTHON
@@ -41,6 +41,7 @@ MISTAKES = (
     *PROGRAMS,
     *MEGATRONS,
     *RANKS,
+    *LIGHTNING,
     *SIGNALS,
     *DIRECTIVES,
     *TOGETHER,
@@ -55,7 +56,7 @@ def missed() -> list[str]:
     """Return the mistakes whose rule says nothing."""
     lost = []
     with tempfile.TemporaryDirectory() as folder:
-        for name, text in BESIDE.items():
+        for name, text in (BESIDE | LIGHTNINGS).items():
             (Path(folder) / name).write_text(text, encoding="utf-8")
         for bad in MISTAKES:
             path = Path(folder) / f"config{bad.suffix}"

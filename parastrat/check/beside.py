@@ -1,4 +1,4 @@
-"""Files beside a script that its launch names: accelerate's configuration and DeepSpeed's hosts."""
+"""Files beside a script that its launch names: configurations, hosts, and programs for Lightning."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from parastrat.errors import ConfigError
 from parastrat.parse.config_text import ConfigSyntaxError
 from parastrat.parse.hosts import read_hosts
 from parastrat.parse.key_names import with_full_names
+from parastrat.parse.lightning import lightning_counts
 from parastrat.parse.plain_values import with_plain_values
+from parastrat.parse.python_source import read_source
 from parastrat.profiles.files import read_format
 from parastrat.rules import RULES, FileRule
 
@@ -95,7 +97,7 @@ def beside(file: ConfigFile, folder: Path) -> Beside:
     A path is looked for from the script's folder: from where it will be run nobody knows here. What is not
     there stays unknown.
     """
-    file = _with_hosts(file, folder)
+    file = _with_lightning(_with_hosts(file, folder), folder)
     config = _config(file.get("accelerate.config_file"), folder)
     file = _with_engine(file, config, folder)
     if config is None:
@@ -161,6 +163,18 @@ def _with_hosts(file: ConfigFile, folder: Path) -> ConfigFile:
     except ConfigError:
         return file
     return replace(file, table={**file.table, "hosts": hosts, "not_hosts": wrong})
+
+
+def _with_lightning(file: ConfigFile, folder: Path) -> ConfigFile:
+    """Return a script with what the program of its ranks tells Lightning, if that is here, and tells it."""
+    path = _path(file.get("ranks.program"), folder)
+    if path is None or path.suffix != ".py":
+        return file
+    try:
+        told = lightning_counts(read_source(text_of(path)))
+    except (ConfigError, ConfigSyntaxError):
+        return file
+    return file if told is None else replace(file, table={**file.table, "lightning": told})
 
 
 def _with_engine(file: ConfigFile, config: ConfigFile | None, folder: Path) -> ConfigFile:

@@ -1,9 +1,8 @@
-"""PS561 to PS567: ranks that srun or MPI's launcher starts, without torchrun between."""
+"""PS561 to PS565: ranks that srun or mpirun starts, without torchrun between, and what they are told."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.config_file import ConfigFormat, whole_number
@@ -11,11 +10,19 @@ from parastrat.finding import Hit, Severity
 from parastrat.rules.launch_facts import (
     OF_TASKS,
     TASK_KEYS,
-    agents_of,
     count_of,
     gpus_of_node,
-    nodes_of_step,
     variable_in,
+)
+from parastrat.rules.rank_facts import (
+    OF_JOB,
+    OF_RANK,
+    exported,
+    is_of_torch,
+    nodes_of_ranks,
+    ranks_of,
+    ranks_of_node,
+    starts_several,
 )
 from parastrat.rules.rule import file_rule
 from parastrat.units import counted
@@ -27,12 +34,8 @@ if TYPE_CHECKING:
 
 _ENV = "https://docs.pytorch.org/docs/stable/distributed.html#environment-variable-initialization"
 _SRUN = "https://slurm.schedmd.com/srun.html"
-_MPIRUN = "https://docs.open-mpi.org/en/v5.0.x/man-openmpi/man1/mpirun.1.html"
 _FORMAT = ConfigFormat.SCRIPT
 
-#: what torch.distributed reads of each process, and what is the same for all of a job
-_OF_RANK = ("RANK", "LOCAL_RANK")
-_OF_JOB = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE")
 #: what MPI's launchers give each process, and nobody has where they are called
 _OF_MPI = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MPI_LOCALRANKID", "MV2_COMM_WORLD_")
 _HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - what a script says
@@ -44,51 +47,6 @@ _STARTS = re.compile(
     r"|\.(?:sh|sbatch|slurm)\b"
 )
 _SOURCED = re.compile(r"\s*(?:source|\.)\s")
-#: variables that MPI's launcher or the other hosts' own shells set
-_OTHERS_OWN = ("OMPI_", "PMIX_", "PRTE_", "HOSTNAME", "HOME", "PATH", "PWD", "USER")
-
-
-def _step(file: ConfigFile) -> ConfigFile:
-    """Return a script with its ranks as what srun starts, which the facts of launches read."""
-    return replace(file, table={**file.table, "started": file.get("ranks")})
-
-
-def _nodes(file: ConfigFile) -> int | None:
-    """Return the nodes on which srun starts ranks; None if unknown, or if it does not."""
-    return nodes_of_step(_step(file)) if file.get("ranks.by") == "srun" else None
-
-
-def _of_node(file: ConfigFile) -> int | None:
-    """Return the ranks that srun starts on a node; None if unknown."""
-    return agents_of(_step(file))
-
-
-def _ranks(file: ConfigFile) -> int | None:
-    """Return the ranks that a command starts; None if unknown."""
-    if file.get("ranks.by") == "mpirun":
-        return None if file.get("ranks.open") else count_of(file, "ranks.n")
-    nodes, of_node = _nodes(file), _of_node(file)
-    stated = count_of(file, "ranks.ntasks") or count_of(file, "sbatch.ntasks")
-    if stated or nodes is None or of_node is None:
-        return stated
-    return nodes * of_node
-
-
-def _starts_several(file: ConfigFile) -> bool:
-    """Whether a command starts several ranks, and no other one of the script is known to start some."""
-    return file.get("ranks.only") == "yes" and ((_ranks(file) or 0) > 1 or (_nodes(file) or 0) > 1)
-
-
-def _exported(file: ConfigFile, name: str) -> str | None:
-    """Return a variable's value if the script hands it on to what it starts."""
-    value = file.get(f"env.{name}")
-    is_exported = name in str(file.get("ranks.exported") or "").split()
-    return value if isinstance(value, str) and is_exported else None
-
-
-def _is_of_torch(file: ConfigFile) -> bool:
-    """Whether what a script exports shows that its ranks meet by torch.distributed."""
-    return any(_exported(file, name) is not None for name in (*_OF_JOB, *_OF_RANK))
 
 
 @file_rule("PS561", Severity.ERROR, _FORMAT, source=_ENV, covers=("PIT510",))
@@ -99,11 +57,11 @@ def ranks_have_numbers_of_their_own(file: ConfigFile) -> Iterator[Hit]:
     exports all tasks get. Each then takes itself for rank 0 and waits for the others. What mpirun gives its
     processes is not set where it is called.
     """
-    if not _starts_several(file) or file.get("ranks.shell") is not None:
+    if not starts_several(file) or file.get("ranks.shell") is not None:
         return  # a shell of the step reads its own
     by_srun = file.get("ranks.by") == "srun"
-    for name in _OF_RANK:
-        value = _exported(file, name)
+    for name in OF_RANK:
+        value = exported(file, name)
         variable = variable_in(value or "")
         if value is None:
             continue
@@ -111,7 +69,7 @@ def ranks_have_numbers_of_their_own(file: ConfigFile) -> Iterator[Hit]:
             why = "which is 0 in the batch script"
         elif not by_srun and variable is not None and variable.startswith(_OF_MPI):
             why = "which is not set where mpirun is called"
-        elif whole_number(value) is not None and (_ranks(file) or 0) > 1:
+        elif whole_number(value) is not None and (ranks_of(file) or 0) > 1:
             why = "for all of them"
         else:
             continue
@@ -132,10 +90,10 @@ def world_size_is_all_ranks(file: ConfigFile) -> Iterator[Hit]:
     init_process_group waits until as many have come. With more than are started it waits until its time is
     over, and with fewer it refuses the ranks beyond.
     """
-    value, ranks = _exported(file, "WORLD_SIZE"), _ranks(file)
-    if value is None or ranks is None or not _starts_several(file) or file.get("ranks.shell") is not None:
+    value, ranks = exported(file, "WORLD_SIZE"), ranks_of(file)
+    if value is None or ranks is None or not starts_several(file) or file.get("ranks.shell") is not None:
         return
-    variable, of_node, nodes = variable_in(value), _of_node(file), _nodes(file)
+    variable, of_node, nodes = variable_in(value), ranks_of_node(file), nodes_of_ranks(file)
     said = whole_number(value)
     if variable in _NODES and nodes is not None:
         said = nodes
@@ -157,9 +115,9 @@ def others_find_the_first_rank(file: ConfigFile) -> Iterator[Hit]:
 
     By localhost each of them finds itself, where nobody listens, and its ranks give up after minutes.
     """
-    value = _exported(file, "MASTER_ADDR")
+    value = exported(file, "MASTER_ADDR")
     hosts = {host.partition(":")[0] for host in str(file.get("ranks.host") or "").split(",")}
-    several = (_nodes(file) or 0) > 1 or (len(hosts) > 1 and hosts.isdisjoint(_HERE))
+    several = (nodes_of_ranks(file) or 0) > 1 or (len(hosts) > 1 and hosts.isdisjoint(_HERE))
     if value in _HERE and several and file.get("ranks.shell") is None:
         by_srun = file.get("ranks.by") == "srun"
         first = (
@@ -179,8 +137,8 @@ def ranks_of_a_node_have_their_gpus(file: ConfigFile) -> Iterator[Hit]:
     Two ranks on one GPU stop when NCCL starts (duplicate GPU detected), after the job has waited in the
     queue.
     """
-    of_node, gpus = _of_node(file), gpus_of_node(file)
-    if of_node is None or gpus is None or not _starts_several(file) or not _is_of_torch(file):
+    of_node, gpus = ranks_of_node(file), gpus_of_node(file)
+    if of_node is None or gpus is None or not starts_several(file) or not is_of_torch(file):
         return
     if of_node > gpus:
         yield Hit(
@@ -200,7 +158,7 @@ def ranks_are_started(file: ConfigFile) -> Iterator[Hit]:
     program, tasks = file.get("alone.program"), count_of(file, "sbatch.ntasks")
     nodes, of_node = count_of(file, "sbatch.nodes"), count_of(file, "sbatch.ntasks-per-node")
     ranks = tasks or (nodes or 1) * (of_node or 1)
-    said = [name for name in _OF_JOB if file.get(f"env.{name}") is not None]
+    said = [name for name in OF_JOB if file.get(f"env.{name}") is not None]
     started = file.get("ranks") or file.get("started")
     lines = [str(line) for line in (file.get("text") or {}).values()]
     starts = any(_STARTS.search(line) for line in lines if not _SOURCED.match(line))
@@ -211,49 +169,3 @@ def ranks_are_started(file: ConfigFile) -> Iterator[Hit]:
         fix=f"write srun python {program}",
         key="alone",
     )
-
-
-@file_rule("PS566", Severity.ERROR, _FORMAT, source=_MPIRUN)
-def hosts_have_slots_for_ranks(file: ConfigFile) -> Iterator[Hit]:
-    """Open MPI starts no more ranks than its hosts have slots.
-
-    A host behind --host has one slot unless a number stands behind a colon. With more ranks mpirun stops:
-    "There are not enough slots available".
-    """
-    hosts, ranks = file.get("ranks.host"), _ranks(file)
-    if file.get("ranks.is") != "open-mpi" or file.get("ranks.slots") or file.get("sbatch") is not None:
-        return
-    if not isinstance(hosts, str) or "$" in hosts or ranks is None:
-        return
-    several = [host.partition(":") for host in hosts.split(",") if host]
-    slots = [whole_number(number) if colon else 1 for _, colon, number in several]
-    if None in slots or sum(filter(None, slots)) >= ranks:
-        return
-    each = -(-ranks // len(several))
-    yield Hit(
-        message=f"{ranks} ranks for {counted(sum(filter(None, slots)), 'slot')} of --host {hosts}",
-        fix="write --host " + ",".join(f"{name}:{each}" for name, *_ in several),
-        key="ranks",
-    )
-
-
-@file_rule("PS567", Severity.WARNING, _FORMAT, source=_MPIRUN)
-def other_hosts_get_variables(file: ConfigFile) -> Iterator[Hit]:
-    """Open MPI hands to ranks on other hosts the variables that -x names.
-
-    Beside those and OMPI_* what a script exports stays on its host, where no batch system starts the
-    others: settings of NCCL hold for some of the ranks then, and MASTER_ADDR is unknown to the rest.
-    """
-    hosts = str(file.get("ranks.host") or "")
-    elsewhere = "," in hosts or file.get("ranks.hostfile") is not None
-    if file.get("ranks.is") != "open-mpi" or file.get("ranks.open") or file.get("sbatch") is not None:
-        return
-    handed = str(file.get("ranks.handed") or "").split()
-    exported = str(file.get("ranks.exported") or "").split()
-    missing = [name for name in exported if name not in handed and not name.startswith(_OTHERS_OWN)]
-    if elsewhere and missing:
-        yield Hit(
-            message=f"mpirun leaves {', '.join(missing)} on this host",
-            fix="add " + " ".join(f"-x {name}" for name in missing),
-            key="ranks",
-        )

@@ -94,3 +94,57 @@ GOOD_RANKS = (
     # ranks of another program
     "#!/usr/bin/env bash\nmpirun -np 64 ./solve input.nml\nmpirun -np 4 python plot.py\n",
 )
+
+#: Slurm tells Lightning's programs all
+OF_LIGHTNING = """\
+#!/usr/bin/env bash
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=4
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=16
+srun python lit.py --epochs 3
+"""
+_LIT = """\
+import lightning as L
+from lightning.pytorch.plugins.environments import LightningEnvironment
+
+NODES = 2
+trainer = L.Trainer(devices=4, num_nodes=NODES, strategy="fsdp")
+"""
+_CALL = 'L.Trainer(devices=4, num_nodes=NODES, strategy="fsdp")'
+#: programs beside the script
+LIGHTNINGS = {
+    "lit.py": _LIT,
+    "one.py": _LIT.replace(_CALL, 'L.Trainer(devices="auto")'),
+    "two.py": _LIT.replace(_CALL, "L.Trainer(devices=[0, 1], num_nodes=NODES)"),
+    "older.py": "from pytorch_lightning import Trainer as T\nT(devices=8, num_nodes=2)\n",
+    "fabric.py": "from lightning.fabric import Fabric\nfabric = Fabric(devices=2, num_nodes=2)\n",
+    "all.py": _LIT.replace("devices=4", "devices=-1"),
+    "told.py": _LIT.replace("num_nodes=NODES", "num_nodes=args.nodes").replace("devices=4, ", ""),
+    "open.py": _LIT.replace(_CALL, "L.Trainer(**options)"),
+    "other.py": _LIT.replace("devices=4", "devices=1, plugins=[LightningEnvironment()]"),
+    "several.py": _LIT + "L.Trainer(devices=1)\n",
+    "broken.py": _LIT + "(",
+    "none.py": "import torch\ntorch.Trainer(devices=1)\n",
+}
+
+
+def _lit(what: str, old: str, new: str, code: str, program: str = "lit.py") -> Bad:
+    return _bad(f"lightning {what}", OF_LIGHTNING.replace("lit.py", program), old, new, code)
+
+
+LIGHTNING = (
+    _lit("on fewer nodes", "--nodes=2", "--nodes=4", "PS568"),
+    _lit("on one node", "", "", "PS568", "one.py"),
+    _lit("on fewer devices", "", "", "PS568", "two.py"),
+    _lit("of earlier versions", "", "", "PS568", "older.py"),
+    _lit("by fabric", "", "", "PS568", "fabric.py"),
+    _lit("of fewer tasks by srun", "srun ", "srun --ntasks-per-node=2 ", "PS568"),
+    _lit("with tasks in all", "--ntasks-per-node=4", "--ntasks=8", "PS569"),
+)
+_GOOD = ("lit.py", "all.py", "told.py", "open.py", "other.py", "several.py", "broken.py", "none.py")
+GOOD_LIGHTNING = (
+    *(OF_LIGHTNING.replace("lit.py", name) for name in _GOOD),
+    OF_LIGHTNING.replace("--nodes=2", "--nodes=4 --job-name=interactive"),
+    OF_LIGHTNING.replace("srun", "srun --nodelist=n1"),
+)

@@ -10,7 +10,7 @@ from check.bad_directives import DIRECTIVES, GOOD_DIRECTIVES
 from check.bad_launches import ALONE, BESIDE, DEEPSPEED, GOOD_LAUNCHES, TOGETHER, WITH_FILE
 from check.bad_megatron import GOOD_MEGATRONS, MEGATRONS, OVERLAPPED
 from check.bad_programs import GOOD_PROGRAMS, PROGRAMS
-from check.bad_ranks import GOOD_RANKS, RANKS
+from check.bad_ranks import GOOD_LIGHTNING, GOOD_RANKS, LIGHTNING, LIGHTNINGS, RANKS
 from check.bad_signals import GOOD_SIGNALS, SIGNALS
 
 from parastrat.check import check_file, config_files
@@ -46,6 +46,17 @@ def test_mistakes_of_a_line_are_found(tmp_path: Path, bad: Bad) -> None:
 def test_mistakes_that_a_file_shows_are_found_with_it_alone(tmp_path: Path, bad: Bad) -> None:
     assert bad.code not in [each.code for each in found_in(tmp_path, bad.text, {})]
     assert bad.code in [each.code for each in found_in(tmp_path, bad.text, BESIDE)]
+
+
+@pytest.mark.parametrize("bad", LIGHTNING, ids=lambda bad: f"{bad.code}-{bad.what}")
+def test_mistakes_that_a_program_shows_are_found_with_it_alone(tmp_path: Path, bad: Bad) -> None:
+    assert bad.code not in [each.code for each in found_in(tmp_path, bad.text, {})]
+    assert [bad.code] == [each.code for each in found_in(tmp_path, bad.text, LIGHTNINGS)]
+
+
+@pytest.mark.parametrize("text", GOOD_LIGHTNING)
+def test_good_programs_of_lightning_have_no_findings(tmp_path: Path, text: str) -> None:
+    assert found_in(tmp_path, text, LIGHTNINGS) == ()
 
 
 @pytest.mark.parametrize(
