@@ -1,12 +1,12 @@
 """Model classes of the installed transformers, traced beside a step that runs, in sizes of parity.py.
 
 Usage: python benchmarks/traced_transformers.py [--state FILE] [--minutes N] [--draw N] [--only TEXT]
-                                               [--mixed]
+                                               [--after N] [--mixed]
 
 One class of each family, and then the others, from shrunk configs, in an order that is always the same;
-``--draw`` takes the first N. A batch has so many samples that what autograd keeps of them is 8 MiB and
-twice the weights, at most 64. ``--mixed`` compares under bf16 autocast instead of in fp32. Results are kept
-in FILE (traced.jsonl), and what is in it is not run again.
+``--draw`` takes the first N, and ``--after`` leaves out as many. A batch has so many samples that what
+autograd keeps of them is 8 MiB and twice the weights, at most 64. ``--mixed`` compares under bf16 autocast
+instead of in fp32. Results are kept in FILE (traced.jsonl), and what is in it is not run again.
 
 Storages are counted as operators make them. MemTracker's hooks would hold more: the gradients of a module's
 inputs until the last of them has come, as in Pegasus-X, where that is the peak.
@@ -307,11 +307,12 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=Path("traced.jsonl"))
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--draw", type=int)
+    parser.add_argument("--after", type=int, default=0)
     parser.add_argument("--only", default="")
     parser.add_argument("--mixed", action="store_true")
     given = parser.parse_args()
     known, end = _known(given.state), time.monotonic() + 60 * given.minutes
-    wanted = [name for name in names()[: given.draw] if given.only in name]
+    wanted = [name for name in names()[given.after : given.draw] if given.only in name]
     for name in wanted:
         if (name, given.mixed) in known:
             continue
