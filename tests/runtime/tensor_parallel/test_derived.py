@@ -109,6 +109,20 @@ def test_the_larger_of_two_is_taken_element_by_element() -> None:
     assert roles(derived(Floored(), torch.zeros(2, 8))) == {"up": "column", "down": "row"}
 
 
+def test_what_is_joined_to_nothing_stays_divided() -> None:
+    """As the first keys of a cache are, in models with attention of their own (XLM)."""
+
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down, self.norm = nn.Linear(8, 16), nn.Linear(16, 8), nn.LayerNorm(8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.down(torch.cat([torch.zeros(0), self.up(x)], dim=1)))
+
+    assert roles(derived(Cached(), torch.zeros(2, 3, 8))) == {"up": "column", "down": "row"}
+
+
 class Told(OrderedDict[str, torch.Tensor]):
     """An output that torch's trees take apart, but not by name: diffusers registers its own so."""
 
