@@ -24,8 +24,9 @@ from parastrat.runtime.tracing.traced import Traced, traced_segments
 from parastrat.runtime.tracing.tracker import Tracker
 from parastrat.runtime.tracing.use import use_of
 
-#: deviations from a straight line below this share of the whole are not worth a sentence
-_NEGLIGIBLE = 0.02
+#: deviations from a straight line below this share of the whole are not worth a sentence, at so many
+#: samples, more than which a micro-batch hardly has
+_NEGLIGIBLE, _MANY = 0.02, 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,15 +149,21 @@ def _calls_for_one(small: Tracker, large: Tracker) -> list[list[Call]]:
 
 
 def _linearity(traced: list[Traced]) -> list[str]:
-    """Return what is to be said where activations grow faster than the micro-batch."""
-    small, large = sum(own.small.kept for own in traced), sum(own.large.kept for own in traced)
-    if large / SAMPLES[1] <= (1 + _NEGLIGIBLE) * small / SAMPLES[0]:
+    """Return what is to be said where activations grow faster than the micro-batch.
+
+    As masks do of samples that attend in one sequence: what they are beyond the line through the larger
+    micro-batch grows with its square, and is little of two samples, and much of many.
+    """
+    (few, several), own = SAMPLES, [(each.small.kept, each.large.kept) for each in traced]
+    # bytes for each pair of samples
+    grown = sum(max(0.0, large / several - small / few) for small, large in own) / (several - few)
+    beyond = grown * (_MANY - several)
+    share = beyond / max(sum(large for _, large in own) / several, 1.0)
+    if share <= _NEGLIGIBLE:
         return []
-    grown = (
-        f"activations grow faster than the micro-batch ({small / 2**20:,.0f} MiB for {SAMPLES[0]} "
-        f"samples, {large / 2**20:,.0f} for {SAMPLES[1]}): larger ones are estimated too low"
-    )
-    return [grown]
+    return [
+        f"activations grow faster than the micro-batch: {_MANY} samples take {share:.0%} more than estimated"
+    ]
 
 
 def _recompute_caveats(calls: list[Call]) -> list[str]:
