@@ -162,9 +162,15 @@ class Searched:
         return dict(rejection_masks(judged, self.allowed.judged))
 
 
-def searched(facts: Facts, fixed: Constraints, allowed: Obeying, *, once: bool = False) -> Searched:
-    """Return a space, to be searched; ``once``, or several times as it is or changed."""
-    work = Work(facts=facts, meshes=allowed.meshes, batches=allowed.batches.columns, once=once)
+def searched(
+    facts: Facts, fixed: Constraints, allowed: Obeying, *, once: bool = False, beside: Work | None = None
+) -> Searched:
+    """Return a space, to be searched; ``once``, or several times as it is or changed.
+
+    ``beside`` as of ``Work``.
+    """
+    meshes, batches = allowed.meshes, allowed.batches.columns
+    work = Work(facts=facts, meshes=meshes, batches=batches, once=once, beside=beside)
     return Searched(facts=facts, fixed=fixed, allowed=allowed, work=work)
 
 

@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from parastrat.plan import Plan
     from parastrat.search.rows import Constraints
     from parastrat.search.visited import Visited
+    from parastrat.search.work import Work
 
 #: numbers of a job that hang on its nodes, or on where it keeps states
 _OF_JOB = ("devices", "num_nodes", "backend", "offload")
 
 
-def fastest_of_each(jobs: Sequence[Columns], widest: Facts, fixed: Constraints) -> tuple[Plan | None, ...]:
+def fastest_of_each(
+    jobs: Sequence[Columns], widest: Facts, fixed: Constraints, work: Work | None = None
+) -> tuple[Plan | None, ...]:
     """Return the fastest plan of each of some jobs that fits, with its margin where one does.
 
     Args:
@@ -38,8 +41,9 @@ def fastest_of_each(jobs: Sequence[Columns], widest: Facts, fixed: Constraints) 
             where states are kept.
         widest: the job on the most nodes.
         fixed: what the user settled beside that.
+        work: of such a job on fewer nodes, which is told what its blocks take if that was found.
     """
-    many, found = len(jobs), _searching(jobs, widest, fixed)
+    many, found = len(jobs), _searching(jobs, widest, fixed, work)
     if found is None:
         return (None,) * many
     fits = _visited(found, near)
@@ -50,17 +54,22 @@ def fastest_of_each(jobs: Sequence[Columns], widest: Facts, fixed: Constraints) 
             return np.where(roomy[: len(least)], -np.inf, near(least))
 
         fits = _visited(found, of_poor, roomy=False)
+    if work is not None:
+        work.learn(found.space.work)
     has = np.bincount(fits.job, minlength=many) > 0
     return tuple(_fastest(fits, job) if has[job] else None for job in range(many))
 
 
-def _searching(several: Sequence[Columns], widest: Facts, fixed: Constraints) -> Visited | None:
+def _searching(
+    several: Sequence[Columns], widest: Facts, fixed: Constraints, beside: Work | None
+) -> Visited | None:
     """Return what is found of jobs' meshes before they are visited; None where there are none."""
     meshes = _together(several)
     if not len(meshes.pp):
         return None
     allowed = obeying(widest, fixed, meshes, alone=True)
-    space = searched(widest, fixed, replace(allowed, meshes=_numbered(allowed.meshes)), once=True)
+    allowed = replace(allowed, meshes=_numbered(allowed.meshes))
+    space = searched(widest, fixed, allowed, once=True, beside=beside)
     return nothing_of(space)
 
 
