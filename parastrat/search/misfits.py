@@ -41,6 +41,8 @@ _OF_MEMORY = (does_not_fit, host_memory_is_too_small)
 def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
     """Return of each empty rung the plan that needs the least, of those that rules of memory removed.
 
+    That which needs the least of all is the first.
+
     Meshes are visited in the order of their floors of memory, and of their rows each policy in that of its
     own.
     """
@@ -119,9 +121,14 @@ def nearest_of(rejected: Sequence[Rejected]) -> dict[int, Plan]:
 class _Nearest:
     """Of each rung the plan that needs the least so far."""
 
-    by_rung: dict[int, Plan] = field(default_factory=dict)
+    plans: dict[int, Plan] = field(default_factory=dict)
     #: its bytes (``_needs``), and its place, by which equal ones are told apart
     needs: dict[int, tuple[float, int]] = field(default_factory=dict)
+
+    @property
+    def by_rung(self) -> dict[int, Plan]:
+        """The plans by their rungs, that which needs the least first."""
+        return {rung: self.plans[rung] for rung in sorted(self.plans, key=self.needs.__getitem__)}
 
     def few(self, rows: Bounded, least: Any, wanted: Any = None) -> Any:
         """Keep the nearest of a few plans of each rung; return which they are.
@@ -172,7 +179,7 @@ class _Nearest:
             row = int(order[np.argmax(misfits.rung[order] == rung)])
             key = (float(needs[row]), int(misfits.place[row]))
             if rung not in self.needs or key < self.needs[rung]:
-                self.needs[rung], self.by_rung[rung] = key, plan_of_row(misfits, row)
+                self.needs[rung], self.plans[rung] = key, plan_of_row(misfits, row)
 
 
 def _needs(misfits: Columns) -> Any:

@@ -30,20 +30,20 @@ _GUESSES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Misfits:
-    """Plans of a job that come near to fitting."""
+class Misfit:
+    """The plan of a job that comes nearest to fitting, if any does."""
 
     facts: Facts
-    plans: Sequence[Plan]
+    plan: Plan | None
 
     @cached_property
-    def memory(self) -> tuple[MemoryEstimate, ...]:
-        """What each of them needs, which several changes of the job ask for."""
-        return tuple(plan_memory(self.facts, plan) for plan in self.plans)
+    def memory(self) -> MemoryEstimate | None:
+        """What it needs, which several changes of the job ask for."""
+        return None if self.plan is None else plan_memory(self.facts, self.plan)
 
 
 def longest_fitting(
-    job: Changed, model_at: ModelAt | None, fixed: Constraints, misfits: Misfits
+    job: Changed, model_at: ModelAt | None, fixed: Constraints, misfit: Misfit
 ) -> Fit | None:
     """Return the fastest plan at the longest of the halves of a sequence that one fits.
 
@@ -54,13 +54,13 @@ def longest_fitting(
         job: what is changed.
         model_at: the model at another length.
         fixed: what the user settled.
-        misfits: of the job before the change. They tell which length is tried first.
+        misfit: of the job before the change. It tells which length is tried first.
     """
     most = halvings(job, model_at)
     # states do not hang on sequences
     if model_at is None or not most or not may_fit(job.facts, fixed.offload):
         return None
-    half_may_do, needs = _of_halves(job.facts, fixed.offload, misfits)
+    half_may_do, needs = _of_halves(job.facts, fixed.offload, misfit)
     capacity = job.facts.hardware.device.usable_memory_bytes
     # where a half is not likely to do mostly no length does, which the shortest tells
     first = 1 if half_may_do else most
@@ -114,22 +114,20 @@ def _between(longer: tuple[int, float], shorter: tuple[int, float], capacity: in
     return min(max(longer[0] + 1, _enough(longer, shorter, capacity)), shorter[0] - 1)
 
 
-def _of_halves(facts: Facts, offload: Offload, misfits: Misfits) -> tuple[bool, float]:
-    """Return whether one of some plans may fit half the sequence, and what the least of them needs before.
+def _of_halves(facts: Facts, offload: Offload, misfit: Misfit) -> tuple[bool, float]:
+    """Return whether the plan next to fitting may fit half the sequence, and what it needs before.
 
     That is a rough guess: that activations and what is transient halve, and states grow or shrink with an
-    even share of them. One may where there are no plans.
+    even share of them. It may where there is no such plan.
     """
+    memory = misfit.memory
+    if memory is None:
+        return True, inf
     share, capacity = least_bytes(facts, offload), facts.hardware.device.usable_memory_bytes
-    may_do, needs = [], []
-    before = least_bytes(misfits.facts, offload)
-    for memory in misfits.memory:
-        states = memory.parameters + memory.gradients + memory.optimizer
-        stays = states * share / before + memory.overhead
-        halves, room = memory.activations + memory.transient, capacity - memory.margin - stays
-        may_do.append(halves <= 2 * room)
-        needs.append(stays + halves)
-    return any(may_do) or not may_do, min(needs, default=inf)
+    states = memory.parameters + memory.gradients + memory.optimizer
+    stays = states * share / least_bytes(misfit.facts, offload) + memory.overhead
+    halves = memory.activations + memory.transient
+    return halves <= 2 * (capacity - memory.margin - stays), stays + halves
 
 
 def _enough(before: tuple[int, float], after: tuple[int, float], capacity: int) -> int:
