@@ -149,9 +149,7 @@ class Columns:
         """Return these columns with further ones, before those of the same name; None says nothing."""
         more = {name: value for name, value in more.items() if value is not None}
         (table, rows), *others = self._tables
-        # what makes its columns as they are read is not read here
-        whole = rows is None and type(table) is dict
-        own = [({**table, **more}, None), *others] if whole else [(more, None), *self._tables]
+        own = [({**table, **more}, None), *others] if rows is None else [(more, None), *self._tables]
         columns = Columns.__new__(Columns)
         columns.__dict__.update(self.__dict__)
         columns.__dict__.update(more, _tables=own, _derived={})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, log2
+from math import ceil, inf, log2
 from typing import TYPE_CHECKING
 
 from parastrat.memory import plan_memory
@@ -60,10 +60,9 @@ def longest_fitting(
     # states do not hang on sequences
     if model_at is None or not most or not may_fit(job.facts, fixed.offload):
         return None
-    half_may_do, needs = _of_halves(job.facts, fixed.offload, misfit)
+    often, needs = _of_halves(job.facts, fixed.offload, misfit)
     capacity = job.facts.hardware.device.usable_memory_bytes
-    # where a half is not likely to do mostly no length does, which the shortest tells
-    first = 1 if half_may_do else most
+    first = min(often, most)
     # how often it was halved in vain, and what the plan needs then that comes nearest to fitting
     failed = [(0, needs)]
     guesses = _guesses(first, most, failed, capacity)
@@ -114,20 +113,21 @@ def _between(longer: tuple[int, float], shorter: tuple[int, float], capacity: in
     return min(max(longer[0] + 1, _enough(longer, shorter, capacity)), shorter[0] - 1)
 
 
-def _of_halves(facts: Facts, offload: Offload, misfit: Misfit) -> tuple[bool, float]:
-    """Return whether the plan next to fitting may fit half the sequence, and what it needs before.
+def _of_halves(facts: Facts, offload: Offload, misfit: Misfit) -> tuple[int, float]:
+    """Return how often to halve a sequence until the plan next to fitting fits, and what it needs before.
 
-    That is a rough guess: that activations and what is transient halve, and states grow or shrink with an
-    even share of them. It may where there is no such plan.
+    That is a rough guess: that activations halve, and half of what is transient, of which the other half is
+    gathered weights; and that states grow or shrink with an even share of them. Once if there is no plan.
     """
     memory = misfit.memory
     if memory is None:
-        return True, inf
-    share, capacity = least_bytes(facts, offload), facts.hardware.device.usable_memory_bytes
-    states = memory.parameters + memory.gradients + memory.optimizer
-    stays = states * share / least_bytes(misfit.facts, offload) + memory.overhead
-    halves = memory.activations + memory.transient
-    return halves <= 2 * (capacity - memory.margin - stays), stays + halves
+        return 1, inf
+    share = least_bytes(facts, offload) / least_bytes(misfit.facts, offload)
+    states = share * (memory.parameters + memory.gradients + memory.optimizer) + memory.overhead
+    halves = memory.activations + memory.transient / 2
+    room = facts.hardware.device.usable_memory_bytes - states - memory.transient / 2
+    often = ceil(log2(max(halves / room, 2.0))) if room > 0 else _OFTEN
+    return often, states + memory.activations + memory.transient
 
 
 def _enough(before: tuple[int, float], after: tuple[int, float], capacity: int) -> int:
