@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from parastrat.search.visited import Visited
 
 #: meshes that are visited first, and plans of a rung of which nothing is known
-_FIRST = First(of_each=200, of_all=600)
+_FIRST = First(of_each=200, of_all=1200)
 _FIRST_OF_EACH = 12
 
 #: of more rows those that need least are visited first
