@@ -316,6 +316,7 @@ def test_every_row_is_visited_where_none_has_a_value() -> None:
         ("nemotron-h-8b", "hls-gaudi2:3"),
         ("deepseek-v2-lite", "cpu:8"),
         ("bert-large", "8x-rtx-4090:1"),
+        ("gpt3-1.3b", "summit:2"),
     ],
 )
 def test_no_floor_falls_below_one_that_is_found_sooner(stack: str, model: str, on: str) -> None:
@@ -336,6 +337,8 @@ def test_no_floor_falls_below_one_that_is_found_sooner(stack: str, model: str, o
             continue
         rows = columns.at(np.random.default_rng(0).choice(many, min(300, many), replace=False))
         floors, sooner = (each(given, rows, tuple(Recompute)) for each in (memory_floor, quick_floor))
-        assert (sooner <= floors * (1 + 1e-12)).all()
+        closer = quick_floor(given, rows, tuple(Recompute), closer=True)
+        assert (sooner <= closer).all()
+        assert (closer <= floors * (1 + 1e-12)).all()
         shares += (sooner / floors).ravel().tolist()
     assert np.median(shares) > 0.6
