@@ -61,7 +61,7 @@ def visit(
     of_each = min(max(first.of_all // present, _LEAST_OF_EACH), first.of_each)
     while len(left):
         at_once = len(left) <= min(_FEW, _TIMES * first.of_each)
-        near = left if at_once else _near(floors, groups, left, of_each)
+        near = left if at_once else may_be_first(floors, groups, left, of_each)
         rows = near[np.argsort(floors[near], kind="stable")]
         if not at_once:
             rows = rows[place_in_group(groups[rows]) < of_each]
@@ -73,7 +73,7 @@ def visit(
         of_each *= _GROWTH
 
 
-def _near(floors: Any, groups: Any, left: Any, of_each: int) -> Any:
+def may_be_first(floors: Any, groups: Any, left: Any, of_each: int) -> Any:
     """Return those of the rows that are left which may be the first so many of a group.
 
     They alone are put in order: of the others most do not matter once these were visited.

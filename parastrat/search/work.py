@@ -118,10 +118,10 @@ class Work:
         if self.beside is None:
             return own
         others = self.beside._every  # noqa: SLF001 - of this class
-        more = np.flatnonzero(~np.isin(_divided(others), _divided(own)))
-        both = stacked([own, others.at(more)])
+        further = others.at(np.flatnonzero(~np.isin(_divided(others), _divided(own))))
         # each had its own numbers
-        return both.joined({"width": np.arange(len(both.pp))})
+        first, second = np.split(np.arange(len(own.pp) + len(further.pp)), [len(own.pp)])
+        return stacked([own.joined({"width": first}), further.joined({"width": second})])
 
     @cached_property
     def _rows(self) -> Columns:
