@@ -16,6 +16,7 @@ from parastrat.memory.kinds import Shared
 from parastrat.plan import Recompute
 from parastrat.ranks import flights
 from parastrat.ranks.chains import DIVIDED, FOREMOST
+from parastrat.ranks.load import has_any
 from parastrat.remembered import remembered
 
 if TYPE_CHECKING:
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
 #: stages take turns; and in how many variants blocks are
 WAYS, VARIANTS = 1 + len(flights.WAYS), 4
 #: what is told of a rank: behind these, of each kind of unit
-KEPT, AT_HEAD, AT_UNITS = range(3)
+KEPT, AT_HEAD, HALFWAY, AT_UNITS = range(4)
 _ALONE = (1, 1, False)
+#: bytes that stand for a moment that a rank does not have
+_NONE = -1e30
 #: a rank behind another has no more micro-batches in flight: by how much more its blocks make, or it
 #: trains, it is told instead
 _FAR_MORE, _MORE = 2, 1.25
@@ -50,6 +53,9 @@ class Blocks:
     runs: Any
     #: what a head makes that the root gathers: variants before parts; nothing where a unit is the last
     head: Any
+    #: of the only kind of unit, where tp ranks gather weights halfway through its backward, its place and
+    #: how much less than at its first moment exists then at most beside these: variants before parts
+    halfway: tuple[int, Any] | None
     #: which kinds are units
     units: tuple[bool, ...]
     #: what that rank keeps, and has beside it as a head runs and at the moments of the foremost unit of
@@ -85,9 +91,26 @@ def blocks_of(kinds: KindsOf) -> Blocks:
         runs=working[0].sum(axis=-1).max(axis=0) + made.sum(axis=-1),
         kind_of=tuple(range(many)) * working.shape[1],
         head=head * (not units[last]),
+        halfway=_halfway(kinds, units),
         units=units,
         told=[({}, np.empty((0, AT_UNITS + together.shape[1], *kept.shape[1::2])))],
     )
+
+
+def _halfway(kinds: KindsOf, units: Sequence[bool]) -> tuple[int, Any] | None:
+    """Return what ``Blocks.halfway`` is: ``memory.unmet`` has what is there at that moment, or more.
+
+    Not of a unit with experts, which may be another unit, nor of one whose gradients all come sooner.
+    """
+    kind = units.index(True) if sum(units) == 1 else 0
+    own = kinds.each[0][kind]
+    if not own.of_unit or own.regathered is None or has_any(own.unit.expert) or not own.moments[0].late:
+        return None
+    several = [each[kind] for each in kinds.each]
+    gone = [
+        (each.freed, each.behind_regathered, each.attending and each.attending.joined) for each in several
+    ]
+    return kind, np.array([sum(_parts(part, 1)[0] for part in parts) for parts in gone])
 
 
 def _parts(shared: Shared | None, kinds: int) -> Any:
@@ -136,6 +159,10 @@ def _told(kinds: KindsOf, codes: Sequence[int]) -> Any:
     there = np.where(has, np.arange(len(of)), has.argmax(axis=1)[:, None])
     rows = np.flatnonzero(has.any(axis=1))
     found[rows, AT_UNITS:] = at_units[rows[:, None], there[rows]]
+    if blocks.halfway is not None:
+        kind, less = blocks.halfway
+        found[:, HALFWAY] = at_units[:, kind] - less[variant][:, None]
+        found[~has[:, kind], HALFWAY, :, _REPLICATED] = _NONE
     return found
 
 

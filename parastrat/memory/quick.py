@@ -21,6 +21,7 @@ from parastrat.memory.flying import in_flight, way_of_turns
 from parastrat.memory.foremost import (
     AT_HEAD,
     AT_UNITS,
+    HALFWAY,
     KEPT,
     VARIANTS,
     WAYS,
@@ -53,7 +54,12 @@ _SPARSE = 4
 
 
 def quick_floor(
-    facts: Facts, c: Columns, policies: Sequence[Recompute], widths: tuple[Columns, Any] | None = None
+    facts: Facts,
+    c: Columns,
+    policies: Sequence[Recompute],
+    widths: tuple[Columns, Any] | None = None,
+    *,
+    closer: bool = False,
 ) -> Bytes:
     """Return what ``memory_floor`` does, or less.
 
@@ -63,6 +69,7 @@ def quick_floor(
         policies: that are looked at.
         widths: that the plans may have, and which of them each has, where these are kept: what hangs on
             them is worked out once.
+        closer: whether weights count that tp ranks gather for gradients.
 
     Returns:
         A row for each policy, beside the plans' rows.
@@ -72,14 +79,16 @@ def quick_floor(
         return np.empty((len(policies), 0))
     every, width = widths or distinct(c, NUMBERED["width"])
     if many <= _MOST:
-        return _floor(facts, c, policies, (every, width))
+        return _floor(facts, c, policies, (every, width), closer=closer)
     ends = ends_of([many], _MOST)
     parts = (slice(begin, end) for begin, end in pairwise([0, *ends]))
-    floors = [_floor(facts, c.at(own), policies, (every, width[own])) for own in parts]
+    floors = [_floor(facts, c.at(own), policies, (every, width[own]), closer=closer) for own in parts]
     return np.concatenate(floors, axis=1)
 
 
-def _floor(facts: Facts, c: Columns, policies: Sequence[Recompute], widths: tuple[Columns, Any]) -> Bytes:
+def _floor(
+    facts: Facts, c: Columns, policies: Sequence[Recompute], widths: tuple[Columns, Any], *, closer: bool
+) -> Bytes:
     """Return the floors of so many rows as are looked at together."""
     job = job_of(facts)
     table, at = job.pipelines.table(c)
@@ -90,7 +99,9 @@ def _floor(facts: Facts, c: Columns, policies: Sequence[Recompute], widths: tupl
     alike, piped, steps = unlike(job.flags, code_of_plans(c)), c.pp > 1, c.gradient_accumulation_steps
     ways = where(alike.turns, 1 + way_of_turns(alike, c), 0)
     codes = (at * WAYS + ways) * VARIANTS + alike.variant
-    kept, head, unit = _activations(job, (codes, *widths), c.micro_batch_size, policies)
+    closer = closer and blocks_of(job.kinds).halfway is not None
+    held = _activations(job, (codes, *widths), c.micro_batch_size, policies, closer=closer)
+    kept, head, unit, *halfway = held
     # under a pipeline all is gathered, and not reduced where a later micro-batch of the step is to come
     in_all, d = in_flight(alike, c, load.rank), _division(c, *widths)
     late = alike.early & (steps <= in_all)
@@ -101,6 +112,9 @@ def _floor(facts: Facts, c: Columns, policies: Sequence[Recompute], widths: tupl
     base = _stays(job, alike, d, load.frozen, own) + where(alike.gathers, np.where(piped, 0.0, pool), 0.0)
     head = head + _loss_in_parallel(job, every).take(width) * np.where(piped, 0, c.micro_batch_size)
     head = head + where(alike.gathers, np.where(piped, under, at_head), 0.0)
+    for half in halfway:
+        of_weight = where(alike.shards, job.element.compute, job.element.parameter)
+        unit = np.maximum(unit, half + of_weight * _regathered(job, every).take(width))
     unit = unit + where(alike.gathers, np.where(piped, under, at_unit), 0.0)
     flying = where(alike.turns, 1, in_all)
     crossing = _received(job, alike, c, load.rank)
@@ -108,8 +122,8 @@ def _floor(facts: Facts, c: Columns, policies: Sequence[Recompute], widths: tupl
 
 
 def _activations(
-    job: Job, kinds: tuple[Any, Columns, Any], samples: Any, policies: Sequence[Recompute]
-) -> tuple[Bytes, Bytes, Bytes]:
+    job: Job, kinds: tuple[Any, Columns, Any], samples: Any, policies: Sequence[Recompute], *, closer: bool
+) -> Sequence[Bytes]:
     """Return what rows keep, and what exists beside it as a head runs, and a unit: policies before rows.
 
     Args:
@@ -117,6 +131,7 @@ def _activations(
         kinds: the codes of the rows' ranks, the widths that may occur, and which of them each row has.
         samples: of a micro-batch.
         policies: that are looked at.
+        closer: whether what exists halfway through a unit is told as well.
     """
     codes, widths, width = kinds
     (found, code), (occurring, width) = places_of(codes), places_of(width)
@@ -126,7 +141,7 @@ def _activations(
     shares = _shares_of_one(widths).take(occurring, axis=1)
     of_sample, fixed, pair = held[..., :-1], held[..., -1], code * len(occurring) + width
     if len(found) * len(occurring) <= _SPARSE * len(code):
-        parts = _by_moments(of_sample @ shares)
+        parts = _by_moments(of_sample @ shares, closer=closer)
         # policies before codes with each width
         of_pairs = [part.swapaxes(0, 1).reshape(len(own), -1) for part in parts]
     else:
@@ -135,13 +150,12 @@ def _activations(
         of_code, of_width = np.divmod(pairs, len(occurring))
         each = of_sample.take(of_code, axis=0).reshape(len(pairs), -1, len(shares))
         made = (each @ shares.T[of_width, :, None]).reshape(len(pairs), *of_sample.shape[1:-1])
-        of_pairs = [part.T for part in _by_moments(made)]
+        of_pairs = [part.T for part in _by_moments(made, closer=closer)]
     several = [part.take(pair, axis=-1) * samples for part in of_pairs]
     if fixed.any():
-        more = fixed[:, KEPT], fixed[:, AT_HEAD], fixed[:, AT_UNITS:].min(axis=1)
-        several = [part + each.T.take(code, axis=-1) for part, each in zip(several, more, strict=True)]
-    kept, head, unit = several
-    return kept, head, unit
+        more = fixed[:, KEPT], fixed[:, AT_HEAD], fixed[:, AT_UNITS:].min(axis=1), fixed[:, HALFWAY]
+        several = [part + each.T.take(code, axis=-1) for part, each in zip(several, more, strict=False)]
+    return several
 
 
 @derived
@@ -160,8 +174,17 @@ def _division(c: Columns, widths: Columns, width: Any) -> Division:
     return Division(tensor, vocabulary, experts, tokens, dense, apart)
 
 
-def _by_moments(each: Any) -> tuple[Any, Any, Any]:
-    return each[:, KEPT], each[:, AT_HEAD], each[:, AT_UNITS:].max(axis=1)
+def _by_moments(each: Any, *, closer: bool) -> Sequence[Any]:
+    found = each[:, KEPT], each[:, AT_HEAD], each[:, AT_UNITS:].max(axis=1)
+    return (*found, each[:, HALFWAY]) if closer else found
+
+
+@derived_with
+def _regathered(job: Job, widths: Columns) -> Numbers:
+    """Return the parameters that tp ranks of each width gather, beyond a rank's share of gradients."""
+    halfway = blocks_of(job.kinds).halfway
+    kind: Kind = job.kinds.each[0][halfway[0] if halfway else 0]
+    return np.where(widths.tp > 1, kind.regathered - kind.unshared / widths.tp, 0.0)
 
 
 def _stays(

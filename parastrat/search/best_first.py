@@ -16,6 +16,9 @@ _GROWTH = 4
 #: floors would take longer to compare
 _FEW, _TIMES = 200, 25
 
+#: of more rows of so few groups those that are not visited next are not put in order
+_MANY, _SEVERAL = 2000, 8
+
 #: floors are computed in another order than what they bound, so that their last digits may differ
 _ROUNDING = 1 + 1e-9
 
@@ -54,16 +57,39 @@ def visit(
     if least is None:
         least = np.full(int(groups.max(initial=-1)) + 1, np.inf)
     left = mattering(floors, groups, limits(least))
-    left = left[np.argsort(floors[left], kind="stable")]
     present = max(int(np.count_nonzero(np.bincount(groups[left]))), 1)
     of_each = min(max(first.of_all // present, _LEAST_OF_EACH), first.of_each)
     while len(left):
         at_once = len(left) <= min(_FEW, _TIMES * first.of_each)
-        now = np.ones(len(left), dtype=bool) if at_once else place_in_group(groups[left]) < of_each
-        rows, left = left[now], left[~now]
+        near = left if at_once else may_be_first(floors, groups, left, of_each)
+        rows = near[np.argsort(floors[near], kind="stable")]
+        if not at_once:
+            rows = rows[place_in_group(groups[rows]) < of_each]
         np.minimum.at(least, groups[rows], judge(rows))
+        visited = np.zeros(len(floors), dtype=bool)
+        visited[rows] = True
+        left = left[~visited[left]]
         left = left[mattering(floors[left], groups[left], limits(least))]
         of_each *= _GROWTH
+
+
+def may_be_first(floors: Any, groups: Any, left: Any, of_each: int) -> Any:
+    """Return those of the rows that are left which may be the first so many of a group.
+
+    They alone are put in order: of the others most do not matter once these were visited.
+    """
+    if len(left) <= _MANY:
+        return left
+    own, values = groups[left], floors[left]
+    counts = np.bincount(own)
+    present = np.flatnonzero(counts > of_each)
+    if len(present) > _SEVERAL:
+        return left
+    highest = np.full(len(counts), np.inf)
+    for group in present.tolist():
+        of_group = values if len(counts) == 1 else values[own == group]
+        highest[group] = np.partition(of_group, of_each - 1)[of_each - 1]
+    return left[values <= highest[own]]
 
 
 def mattering(floors: Any, groups: Any, limits: Any) -> Any:

@@ -124,11 +124,15 @@ class Searched:
         memory = np.zeros((len(policies(self.fixed)), len(columns.pp)))
         return Bounded(space=self, columns=columns, memory=self._of_able(columns, memory))
 
-    def with_quick_floors(self, columns: Columns, least: Any = 0.0) -> Bounded:
-        """Return rows with floors of their memory that are found sooner, none below those of a mesh."""
+    def with_quick_floors(self, columns: Columns, least: Any = 0.0, *, closer: bool = True) -> Bounded:
+        """Return rows with floors of their memory that are found sooner, none below those of a mesh.
+
+        ``closer`` as of ``quick_floor``.
+        """
         if not self.limited:
             return self.without_floors(columns)
-        floors = quick_floor(self.facts, columns, policies(self.fixed), self.work.widths(columns))
+        widths = self.work.widths(columns)
+        floors = quick_floor(self.facts, columns, policies(self.fixed), widths, closer=closer)
         memory = np.maximum(floors, least)
         return Bounded(space=self, columns=columns, memory=self._of_able(columns, memory))
 
@@ -162,9 +166,15 @@ class Searched:
         return dict(rejection_masks(judged, self.allowed.judged))
 
 
-def searched(facts: Facts, fixed: Constraints, allowed: Obeying, *, once: bool = False) -> Searched:
-    """Return a space, to be searched; ``once``, or several times as it is or changed."""
-    work = Work(facts=facts, meshes=allowed.meshes, batches=allowed.batches.columns, once=once)
+def searched(
+    facts: Facts, fixed: Constraints, allowed: Obeying, *, once: bool = False, beside: Work | None = None
+) -> Searched:
+    """Return a space, to be searched; ``once``, or several times as it is or changed.
+
+    ``beside`` as of ``Work``.
+    """
+    meshes, batches = allowed.meshes, allowed.batches.columns
+    work = Work(facts=facts, meshes=meshes, batches=batches, once=once, beside=beside)
     return Searched(facts=facts, fixed=fixed, allowed=allowed, work=work)
 
 

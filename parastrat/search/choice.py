@@ -20,7 +20,7 @@ from parastrat.search.nearest import remedies_of
 from parastrat.search.objections import Objection, told, unestimated
 from parastrat.search.recommended import recommendation
 from parastrat.search.rows import Constraints
-from parastrat.search.shorter import Misfits
+from parastrat.search.shorter import Misfit
 from parastrat.search.survey import MOST_ALTERNATIVES, RUNGS, Survey, best, best_of_rung, objection, survey
 from parastrat.units import counted
 
@@ -87,8 +87,8 @@ def find_plan(
 
 
 def _remedies(judged: Survey, model_at: ModelAt | None) -> Remedies:
-    misfits = Misfits(facts=judged.space.facts, plans=tuple(judged.nearest.values()))
-    return remedies_of(judged.space, model_at, misfits)
+    misfit = Misfit(facts=judged.space.facts, plan=next(iter(judged.nearest.values()), None))
+    return remedies_of(judged.space, model_at, misfit)
 
 
 def _assessed(

@@ -12,7 +12,7 @@ from parastrat.memory.floors import mesh_floor
 from parastrat.memory.host import host_floors
 from parastrat.rules.host_memory import host_memory_is_too_small
 from parastrat.search.bounded import Searched, searched
-from parastrat.search.judged import Needed, needed_at_least
+from parastrat.search.judged import Needed, needed_at_least, needed_by_first
 from parastrat.search.meshes import meshes_of
 from parastrat.search.obeying import obeying
 from parastrat.search.rows import plan_of_row
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from parastrat.search.bounded import Bounded
     from parastrat.search.rows import Constraints
 
+#: so few rows are judged sooner than bounded more closely
+_FEW = 24
 #: rows that are judged first where any that fits will do; then so many times as many
 _FIRST, _GROWTH = 64, 16
 
@@ -72,10 +74,18 @@ def all_rows(space: Searched) -> Bounded:
 def least_needed(rows: Bounded) -> Needed:
     """Return whether any plan of some rows fits, and what one needs that does; else the nearest to it.
 
-    Rows are judged from the least floor of their memory on: where any fits, one of the first mostly does.
+    Where any fits, that with the least floor of its memory mostly does; else closer floors leave few.
     """
-    floors, left = rows.memory.min(axis=0), np.flatnonzero(rows.may_fit(roomy=False).any(axis=0))
-    left, several, needs = left[np.argsort(floors[left], kind="stable")], _FIRST, inf
+    least, rows = float(np.min(rows.memory, initial=inf)), _from_least(rows)
+    if not len(rows.columns.pp):
+        return Needed(least, fits=False)
+    needed = needed_by_first(rows.at(np.zeros(1, dtype=np.int64)))
+    if needed.fits:
+        return needed
+    if len(rows.columns.pp) > _FEW:
+        closer = rows.space.with_floors(rows.columns)
+        least, rows = float(closer.memory.min()), _from_least(closer)
+    left, several, needs = np.arange(len(rows.columns.pp)), _FIRST, inf
     while len(left):
         now, left = left[:several], left[several:]
         needed = needed_at_least(rows.at(now))
@@ -83,7 +93,13 @@ def least_needed(rows: Bounded) -> Needed:
             return needed
         needs, several = min(needs, needed.size), several * _GROWTH
     # where nothing was judged no floor fits
-    return Needed(needs if needs < inf else float(np.min(floors, initial=inf)), fits=False)
+    return Needed(needs if needs < inf else least, fits=False)
+
+
+def _from_least(rows: Bounded) -> Bounded:
+    """Return the rows that may fit, from the least floor of their memory on."""
+    left = np.flatnonzero(rows.may_fit(roomy=False).any(axis=0))
+    return rows.at(left[np.argsort(rows.memory.min(axis=0)[left], kind="stable")])
 
 
 def fastest_of(space: Searched, *, within: float = inf, rows: Bounded | None = None) -> Plan | None:

@@ -94,8 +94,20 @@ class Needed(NamedTuple):
 
 def needed_at_least(rows: Bounded) -> Needed:
     """Return what plans of some rows need at least, whatever they take."""
-    space = rows.space
-    columns = _in_memory(space, *_options(rows))
+    return _needed(rows.space, _in_memory(rows.space, *_options(rows)))
+
+
+def needed_by_first(rows: Bounded) -> Needed:
+    """Return what one plan of the first row needs: under the policy with the least floor, resharding."""
+    options, floors = _options(rows)
+    chosen = np.zeros(floors.shape, dtype=bool)
+    # rows with resharding are the first, where that is a choice
+    chosen[floors[:, 0].argmin(), 0] = True
+    return _needed(rows.space, with_memory(rows.space.facts, _plans(options, rows.space.fixed, chosen)))
+
+
+def _needed(space: Searched, columns: Columns) -> Needed:
+    """Return what those plans need at least that can run, or that cannot if none can."""
     able, _ = attributed(columns, dict(rejection_masks(columns, space.allowed.judged)))
     fits = len(able.pp) > 0
     return Needed(float((able if fits else columns).memory_total.min()), fits)

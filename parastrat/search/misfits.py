@@ -10,7 +10,7 @@ import numpy as np
 from parastrat.rules import rejection_masks
 from parastrat.rules.host_memory import host_memory_is_too_small
 from parastrat.rules.memory import does_not_fit
-from parastrat.search.best_first import First, place_in_group, visit
+from parastrat.search.best_first import First, may_be_first, place_in_group, visit
 from parastrat.search.judged import with_memory
 from parastrat.search.obeying import Rejected, attributed
 from parastrat.search.rows import plan_of_row
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from parastrat.search.visited import Visited
 
 #: meshes that are visited first, and plans of a rung of which nothing is known
-_FIRST = First(of_each=200, of_all=600)
+_FIRST = First(of_each=200, of_all=1200)
 _FIRST_OF_EACH = 12
 
 #: of more rows those that need least are visited first
@@ -40,6 +40,8 @@ _OF_MEMORY = (does_not_fit, host_memory_is_too_small)
 
 def nearest(found: Visited, empty: Any) -> dict[int, Plan]:
     """Return of each empty rung the plan that needs the least, of those that rules of memory removed.
+
+    That which needs the least of all is the first.
 
     Meshes are visited in the order of their floors of memory, and of their rows each policy in that of its
     own.
@@ -119,9 +121,14 @@ def nearest_of(rejected: Sequence[Rejected]) -> dict[int, Plan]:
 class _Nearest:
     """Of each rung the plan that needs the least so far."""
 
-    by_rung: dict[int, Plan] = field(default_factory=dict)
+    plans: dict[int, Plan] = field(default_factory=dict)
     #: its bytes (``_needs``), and its place, by which equal ones are told apart
     needs: dict[int, tuple[float, int]] = field(default_factory=dict)
+
+    @property
+    def by_rung(self) -> dict[int, Plan]:
+        """The plans by their rungs, that which needs the least first."""
+        return {rung: self.plans[rung] for rung in sorted(self.plans, key=self.needs.__getitem__)}
 
     def few(self, rows: Bounded, least: Any, wanted: Any = None) -> Any:
         """Keep the nearest of a few plans of each rung; return which they are.
@@ -135,6 +142,7 @@ class _Nearest:
         """
         floors, groups = rows.memory.ravel(), np.tile(rows.columns.rung, len(rows.memory))
         few = np.arange(len(groups)) if wanted is None else np.flatnonzero(wanted[groups])
+        few = may_be_first(floors, groups, few, _FIRST_OF_EACH)
         few = few[np.argsort(floors[few], kind="stable")]
         few = few[place_in_group(groups[few]) < _FIRST_OF_EACH]
         if len(few):
@@ -172,7 +180,7 @@ class _Nearest:
             row = int(order[np.argmax(misfits.rung[order] == rung)])
             key = (float(needs[row]), int(misfits.place[row]))
             if rung not in self.needs or key < self.needs[rung]:
-                self.needs[rung], self.by_rung[rung] = key, plan_of_row(misfits, row)
+                self.needs[rung], self.plans[rung] = key, plan_of_row(misfits, row)
 
 
 def _needs(misfits: Columns) -> Any:

@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from parastrat.search.bounded import Searched
     from parastrat.search.changes import ModelAt
     from parastrat.search.rows import Constraints
-    from parastrat.search.shorter import Misfits
+    from parastrat.search.shorter import Misfit
 
 #: fewer nodes that are tried
 _FEWER = 4
 
 
-def remedies_of(space: Searched, model_at: ModelAt | None, misfits: Misfits) -> Remedies:
+def remedies_of(space: Searched, model_at: ModelAt | None, misfit: Misfit) -> Remedies:
     """Return plans that fit after a change.
 
     Where none alone is enough, states in 8 bits, shorter sequences and more nodes are tried together.
@@ -46,11 +46,12 @@ def remedies_of(space: Searched, model_at: ModelAt | None, misfits: Misfits) -> 
     Args:
         space: what was searched. A change that alters memory alone leaves its meshes and what they take.
         model_at: the model at another sequence length, in another number format.
-        misfits: plans that come near to fitting. How far they are from it tells which lengths to try first.
+        misfit: the plan that comes nearest to fitting. How far it is from it tells which lengths to try
+            first.
     """
-    fits = tuple(fit for fit in _ways(space, model_at, misfits) if fit is not None)
+    fits = tuple(fit for fit in _ways(space, model_at, misfit) if fit is not None)
     if not fits:
-        fits = tuple(fit for fit in (_together(space, model_at, misfits),) if fit is not None)
+        fits = tuple(fit for fit in (_together(space, model_at, misfit),) if fit is not None)
     aside = _memory_aside(space) if fits else None
     return Remedies(facts=space.facts, work=space.work, fits=fits, aside=aside)
 
@@ -61,7 +62,7 @@ def _memory_aside(space: Searched) -> Fit | None:
     return None if plan is None else Fit(changes=("memory is no limit",), facts=space.facts, plan=plan)
 
 
-def _ways(space: Searched, model_at: ModelAt | None, misfits: Misfits) -> Iterator[Fit | None]:
+def _ways(space: Searched, model_at: ModelAt | None, misfit: Misfit) -> Iterator[Fit | None]:
     facts, fixed = space.facts, space.fixed
     on_hosts, on_nodes = on_hosts_and_nodes(space)
     yield on_hosts
@@ -80,7 +81,7 @@ def _ways(space: Searched, model_at: ModelAt | None, misfits: Misfits) -> Iterat
         yield _first(islice(fewer_nodes(asked), _FEWER), fixed)
         usual = None if model_at is None else usual_format(asked, model_at)
         yield None if usual is None else _fitting(usual, fixed)
-    yield longest_fitting(asked, model_at, fixed, misfits)
+    yield longest_fitting(asked, model_at, fixed, misfit)
     yield on_nodes
 
 
@@ -89,13 +90,13 @@ def _unbound(fixed: Constraints) -> Constraints:
     return type(fixed)(offload=fixed.offload, plain_loop=fixed.plain_loop, applied=fixed.applied)
 
 
-def _together(space: Searched, model_at: ModelAt | None, misfits: Misfits) -> Fit | None:
+def _together(space: Searched, model_at: ModelAt | None, misfit: Misfit) -> Fit | None:
     """Return a plan that fits after several changes, with more nodes where nothing else helps."""
     fixed, asked = space.fixed, Changed(changes=(), facts=space.facts)
     if model_at is not None and not len(space.allowed.meshes.pp):
         asked = usual_format(asked, model_at) or asked
     smaller = smaller_states(asked) or asked
-    longest = longest_fitting(smaller, model_at, fixed, misfits)
+    longest = longest_fitting(smaller, model_at, fixed, misfit)
     if longest is not None:
         return longest
     times = halvings(smaller, model_at)

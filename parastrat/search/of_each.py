@@ -14,7 +14,7 @@ from parastrat.columns import Columns
 from parastrat.distinct import NUMBERED, distinct
 from parastrat.search.bounded import searched
 from parastrat.search.obeying import obeying
-from parastrat.search.rows import plan_of_row, stacked
+from parastrat.search.rows import plan_of_row
 from parastrat.search.survey import best, in_order, near
 from parastrat.search.visited import Wanted, nothing_of
 
@@ -25,12 +25,15 @@ if TYPE_CHECKING:
     from parastrat.plan import Plan
     from parastrat.search.rows import Constraints
     from parastrat.search.visited import Visited
+    from parastrat.search.work import Work
 
 #: numbers of a job that hang on its nodes, or on where it keeps states
 _OF_JOB = ("devices", "num_nodes", "backend", "offload")
 
 
-def fastest_of_each(jobs: Sequence[Columns], widest: Facts, fixed: Constraints) -> tuple[Plan | None, ...]:
+def fastest_of_each(
+    jobs: Sequence[Columns], widest: Facts, fixed: Constraints, work: Work | None = None
+) -> tuple[Plan | None, ...]:
     """Return the fastest plan of each of some jobs that fits, with its margin where one does.
 
     Args:
@@ -38,8 +41,9 @@ def fastest_of_each(jobs: Sequence[Columns], widest: Facts, fixed: Constraints) 
             where states are kept.
         widest: the job on the most nodes.
         fixed: what the user settled beside that.
+        work: of such a job on fewer nodes, which is told what its blocks take if that was found.
     """
-    many, found = len(jobs), _searching(jobs, widest, fixed)
+    many, found = len(jobs), _searching(jobs, widest, fixed, work)
     if found is None:
         return (None,) * many
     fits = _visited(found, near)
@@ -50,17 +54,22 @@ def fastest_of_each(jobs: Sequence[Columns], widest: Facts, fixed: Constraints) 
             return np.where(roomy[: len(least)], -np.inf, near(least))
 
         fits = _visited(found, of_poor, roomy=False)
+    if work is not None:
+        work.learn(found.space.work)
     has = np.bincount(fits.job, minlength=many) > 0
     return tuple(_fastest(fits, job) if has[job] else None for job in range(many))
 
 
-def _searching(several: Sequence[Columns], widest: Facts, fixed: Constraints) -> Visited | None:
+def _searching(
+    several: Sequence[Columns], widest: Facts, fixed: Constraints, beside: Work | None
+) -> Visited | None:
     """Return what is found of jobs' meshes before they are visited; None where there are none."""
     meshes = _together(several)
     if not len(meshes.pp):
         return None
     allowed = obeying(widest, fixed, meshes, alone=True)
-    space = searched(widest, fixed, replace(allowed, meshes=_numbered(allowed.meshes)), once=True)
+    allowed = replace(allowed, meshes=_numbered(allowed.meshes))
+    space = searched(widest, fixed, allowed, once=True, beside=beside)
     return nothing_of(space)
 
 
@@ -80,10 +89,13 @@ def _fastest(fits: Columns, job: int) -> Plan:
 
 def _together(several: Sequence[Columns]) -> Columns:
     """Return the meshes of jobs, those of one behind those of another, with ``job``."""
-    counts = [len(meshes.pp) for meshes in several]
+    counts, first = [len(meshes.pp) for meshes in several], several[0]
+    common = [name for name in first.arrays() if all(meshes.has(name) for meshes in several)]
     own = {name: [getattr(meshes, name) for meshes in several] for name in _OF_JOB}
-    return stacked(several).joined(
+    return Columns(
         {
+            **first.numbers(),
+            **{name: np.concatenate([getattr(meshes, name) for meshes in several]) for name in common},
             "job": np.repeat(np.arange(len(several)), counts),
             **{name: np.repeat(each, counts) for name, each in own.items() if len(set(each)) > 1},
         }

@@ -52,7 +52,7 @@ def on_hosts_and_nodes(space: Searched) -> tuple[Fit | None, Fit | None]:
         on_node = None if node is None else fastest_plan(node.facts, fixed)
     else:
         jobs = host[1].allowed.meshes, able_meshes(node.facts, fixed)
-        on_host, on_node = fastest_of_each(jobs, node.facts, fixed)
+        on_host, on_node = fastest_of_each(jobs, node.facts, fixed, space.work)
     fit_on_host = None if host is None else _fit(host[0], on_host)
     fit_on_node = None if node is None else _fit(node, on_node)
     return fit_on_host or _first_on_hosts(hosts), fit_on_node or _first_fitting(nodes, fixed)

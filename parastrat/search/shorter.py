@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, log2
+from math import ceil, inf, log2
 from typing import TYPE_CHECKING
 
 from parastrat.memory import plan_memory
@@ -30,20 +30,20 @@ _GUESSES = 2
 
 
 @dataclass(frozen=True, kw_only=True)
-class Misfits:
-    """Plans of a job that come near to fitting."""
+class Misfit:
+    """The plan of a job that comes nearest to fitting, if any does."""
 
     facts: Facts
-    plans: Sequence[Plan]
+    plan: Plan | None
 
     @cached_property
-    def memory(self) -> tuple[MemoryEstimate, ...]:
-        """What each of them needs, which several changes of the job ask for."""
-        return tuple(plan_memory(self.facts, plan) for plan in self.plans)
+    def memory(self) -> MemoryEstimate | None:
+        """What it needs, which several changes of the job ask for."""
+        return None if self.plan is None else plan_memory(self.facts, self.plan)
 
 
 def longest_fitting(
-    job: Changed, model_at: ModelAt | None, fixed: Constraints, misfits: Misfits
+    job: Changed, model_at: ModelAt | None, fixed: Constraints, misfit: Misfit
 ) -> Fit | None:
     """Return the fastest plan at the longest of the halves of a sequence that one fits.
 
@@ -54,16 +54,15 @@ def longest_fitting(
         job: what is changed.
         model_at: the model at another length.
         fixed: what the user settled.
-        misfits: of the job before the change. They tell which length is tried first.
+        misfit: of the job before the change. It tells which length is tried first.
     """
     most = halvings(job, model_at)
     # states do not hang on sequences
     if model_at is None or not most or not may_fit(job.facts, fixed.offload):
         return None
-    half_may_do, needs = _of_halves(job.facts, fixed.offload, misfits)
+    often, needs = _of_halves(job.facts, fixed.offload, misfit)
     capacity = job.facts.hardware.device.usable_memory_bytes
-    # where a half is not likely to do mostly no length does, which the shortest tells
-    first = 1 if half_may_do else most
+    first = min(often, most)
     # how often it was halved in vain, and what the plan needs then that comes nearest to fitting
     failed = [(0, needs)]
     guesses = _guesses(first, most, failed, capacity)
@@ -114,22 +113,21 @@ def _between(longer: tuple[int, float], shorter: tuple[int, float], capacity: in
     return min(max(longer[0] + 1, _enough(longer, shorter, capacity)), shorter[0] - 1)
 
 
-def _of_halves(facts: Facts, offload: Offload, misfits: Misfits) -> tuple[bool, float]:
-    """Return whether one of some plans may fit half the sequence, and what the least of them needs before.
+def _of_halves(facts: Facts, offload: Offload, misfit: Misfit) -> tuple[int, float]:
+    """Return how often to halve a sequence until the plan next to fitting fits, and what it needs before.
 
-    That is a rough guess: that activations and what is transient halve, and states grow or shrink with an
-    even share of them. One may where there are no plans.
+    That is a rough guess: that activations halve, and half of what is transient, of which the other half is
+    gathered weights; and that states grow or shrink with an even share of them. Once if there is no plan.
     """
-    share, capacity = least_bytes(facts, offload), facts.hardware.device.usable_memory_bytes
-    may_do, needs = [], []
-    before = least_bytes(misfits.facts, offload)
-    for memory in misfits.memory:
-        states = memory.parameters + memory.gradients + memory.optimizer
-        stays = states * share / before + memory.overhead
-        halves, room = memory.activations + memory.transient, capacity - memory.margin - stays
-        may_do.append(halves <= 2 * room)
-        needs.append(stays + halves)
-    return any(may_do) or not may_do, min(needs, default=inf)
+    memory = misfit.memory
+    if memory is None:
+        return 1, inf
+    share = least_bytes(facts, offload) / least_bytes(misfit.facts, offload)
+    states = share * (memory.parameters + memory.gradients + memory.optimizer) + memory.overhead
+    halves = memory.activations + memory.transient / 2
+    room = facts.hardware.device.usable_memory_bytes - states - memory.transient / 2
+    often = ceil(log2(max(halves / room, 2.0))) if room > 0 else _OFTEN
+    return often, states + memory.activations + memory.transient
 
 
 def _enough(before: tuple[int, float], after: tuple[int, float], capacity: int) -> int:

@@ -78,7 +78,7 @@ class Visited:
         if space.few:
             if wanted.roomy:
                 plain = space.without_floors
-                rows = self._floored(meshes) if wanted.alone else plain(space.allowed.rows(meshes))
+                rows = self._floored(meshes, wanted) if wanted.alone else plain(space.allowed.rows(meshes))
                 places = np.flatnonzero(rows.may_fit(roomy=False).any(axis=0))
                 if len(places):
                     self._judge(rows.at(places), wanted)
@@ -137,13 +137,14 @@ class Visited:
 
     def _visit_rows(self, meshes: Any, wanted: Wanted, least: Any) -> None:
         """Judge the rows of chosen meshes, in the order of floors of their steps, as far as they matter."""
-        self._judge_in_order(*self._with_chance(self._floored(meshes), wanted), wanted, least)
+        self._judge_in_order(*self._with_chance(self._floored(meshes, wanted), wanted), wanted, least)
 
-    def _floored(self, meshes: Any) -> Bounded:
-        """Return the rows of chosen meshes with quick floors."""
+    def _floored(self, meshes: Any, wanted: Wanted) -> Bounded:
+        """Return the rows of chosen meshes with quick floors, closer ones where misfits are not told."""
         if self.rows is None:
             columns = self.space.allowed.rows(meshes)
-            return self.space.with_quick_floors(columns, self.memory.take(columns.mesh, axis=1))
+            least = self.memory.take(columns.mesh, axis=1)
+            return self.space.with_quick_floors(columns, least, closer=wanted.alone)
         chosen = np.zeros(self.memory.shape[1], dtype=bool)
         chosen[meshes] = True
         return self.rows.at(chosen[self.rows.columns.mesh].nonzero()[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.cost import BlockSeconds, Heaviest, block_seconds, heaviest_of, micro_batch_s
+from parastrat.search.rows import stacked
 from parastrat.units import MOST_RANKS
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class Work:
     once: bool = False
     #: whether these are but some rows of the space
     partial: bool = False
+    #: of such a job on fewer nodes, whose widths are found as well if any are
+    beside: Work | None = None
 
     def among(self, rows: Columns) -> Work:
         """Return that of some rows' widths and sizes, where nobody else asks and they are few of all."""
@@ -50,7 +53,7 @@ class Work:
     def of(self, columns: Columns) -> BlockSeconds:
         """Return the seconds of rows of the space, or of their plans."""
         size = np.searchsorted(self.sizes, columns.micro_batch_size)
-        return replace(self._seconds, at=self._widths[columns.width] * len(self.sizes) + size)
+        return self._seconds.rows(self._widths[columns.width] * len(self.sizes) + size)
 
     def found(self, plans: Columns) -> BlockSeconds | None:
         """Return the seconds of plans that divide blocks as those of the space do, if all were found."""
@@ -62,7 +65,13 @@ class Work:
         size = np.minimum(sizes.searchsorted(plans.micro_batch_size), len(sizes) - 1)
         if (every[width] != wanted).any() or (sizes[size] != plans.micro_batch_size).any():
             return None
-        return replace(self._seconds, at=width * len(sizes) + size)
+        return self._seconds.rows(width * len(sizes) + size)
+
+    def learn(self, others: Work) -> None:
+        """Take what others found of a job that differs in nodes and in where states are, if it is all."""
+        known = None if "_seconds" in self.__dict__ else others.found(self._rows)
+        if known is not None:
+            self.__dict__["_seconds"] = known
 
     def micro_batches(self, meshes: Columns, policy: Recompute) -> Iterator[tuple[Any, ...]]:
         """Yield what ``micro_batch_s`` does of some meshes, size after size."""
@@ -105,7 +114,14 @@ class Work:
         meshes, width = self.meshes, self.meshes.width
         first = np.zeros(int(width.max(initial=-1)) + 1, dtype=np.int64)
         first[width] = np.arange(len(width))
-        return meshes.at(first[np.bincount(width) > 0])
+        own = meshes.at(first[np.bincount(width) > 0])
+        if self.beside is None:
+            return own
+        others = self.beside._every  # noqa: SLF001 - of this class
+        further = others.at(np.flatnonzero(~np.isin(_divided(others), _divided(own))))
+        # each had its own numbers
+        first, second = np.split(np.arange(len(own.pp) + len(further.pp)), [len(own.pp)])
+        return stacked([own.joined({"width": first}), further.joined({"width": second})])
 
     @cached_property
     def _rows(self) -> Columns:

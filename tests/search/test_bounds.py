@@ -272,6 +272,30 @@ def test_rows_are_visited_until_no_floor_is_below_what_was_found() -> None:
             assert min(values[groups == group]) in values[seen]
 
 
+@pytest.mark.parametrize("groups", [1, 5])
+def test_rows_that_are_not_next_are_visited_in_order_all_the_same(
+    groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = np.random.default_rng(groups)
+    floors = draw.integers(0, 300, 3000) / 8
+    group = draw.integers(0, groups, 3000)
+
+    def visited() -> list[list[int]]:
+        seen: list[list[int]] = []
+
+        def judge(rows: Any) -> Any:
+            seen.append(rows.tolist())
+            return floors[rows] + 12
+
+        visit(floors, group, judge, lambda least: least, first=First(of_each=30))
+        return seen
+
+    in_part = visited()
+    monkeypatch.setattr("parastrat.search.best_first._MANY", 3000)
+    assert in_part == visited()
+    assert len(in_part) > 2
+
+
 def test_every_row_is_visited_where_none_has_a_value() -> None:
     seen: list[int] = []
 
@@ -292,6 +316,7 @@ def test_every_row_is_visited_where_none_has_a_value() -> None:
         ("nemotron-h-8b", "hls-gaudi2:3"),
         ("deepseek-v2-lite", "cpu:8"),
         ("bert-large", "8x-rtx-4090:1"),
+        ("gpt3-1.3b", "summit:2"),
     ],
 )
 def test_no_floor_falls_below_one_that_is_found_sooner(stack: str, model: str, on: str) -> None:
@@ -312,6 +337,8 @@ def test_no_floor_falls_below_one_that_is_found_sooner(stack: str, model: str, o
             continue
         rows = columns.at(np.random.default_rng(0).choice(many, min(300, many), replace=False))
         floors, sooner = (each(given, rows, tuple(Recompute)) for each in (memory_floor, quick_floor))
-        assert (sooner <= floors * (1 + 1e-12)).all()
+        closer = quick_floor(given, rows, tuple(Recompute), closer=True)
+        assert (sooner <= closer).all()
+        assert (closer <= floors * (1 + 1e-12)).all()
         shares += (sooner / floors).ravel().tolist()
     assert np.median(shares) > 0.6

@@ -59,9 +59,9 @@ def test_of_most_meshes_rows_are_not_looked_at_once_those_of_a_few_were(
     given, looked_at = facts("deepseek-v3", "summit:128", 15360, 4096), list[int]()
     with_quick_floors, few = Searched.with_quick_floors, _Nearest.few
 
-    def noted(space: Searched, rows: Columns, least: Any = 0.0) -> Bounded:
+    def noted(space: Searched, rows: Columns, *least: Any, closer: bool = True) -> Bounded:
         looked_at.append(len(rows.mesh))
-        return with_quick_floors(space, rows, least)
+        return with_quick_floors(space, rows, *least, closer=closer)
 
     def once(plans: _Nearest, rows: Bounded, least: Any, wanted: Any = None) -> Any:
         return few(plans, rows, least, np.isinf(least) if wanted is None else wanted)

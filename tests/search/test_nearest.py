@@ -334,7 +334,7 @@ def with_lengths(model: str, on: str, monkeypatch: pytest.MonkeyPatch) -> tuple[
 @pytest.mark.parametrize(
     ("model", "on", "lengths"),
     # of the latter not even the states fit
-    [("gpt3-13b", "8x-rtx-5090:1", [6]), ("nemotron-3-ultra", "dgx-1v-16:1", [])],
+    [("gpt3-13b", "8x-rtx-5090:1", [1, 6]), ("nemotron-3-ultra", "dgx-1v-16:1", [])],
 )
 def test_that_no_length_fits_is_told_by_the_shortest_or_by_the_states(
     model: str, on: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
@@ -348,12 +348,12 @@ def test_that_no_length_fits_is_told_by_the_shortest_or_by_the_states(
 @pytest.mark.parametrize(
     ("model", "on", "lengths"),
     [
-        ("nemotron-3-super", "g6e.48xlarge:8", [6, 1]),
-        ("nemotron-h-56b", "dgx-1v:8", [6, 4, 5]),
-        ("nemotron-3.5-lightning", "g5.12xlarge:8", [6, 3, 2]),
+        ("nemotron-3-super", "g6e.48xlarge:8", [1]),
+        ("nemotron-h-56b", "dgx-1v:8", [4, 5]),
+        ("nemotron-3.5-lightning", "g5.12xlarge:8", [2, 3]),
     ],
 )
-def test_what_plans_need_of_the_shortest_tells_which_length_is_the_longest(
+def test_what_the_plan_next_to_fitting_needs_tells_which_length_is_the_longest(
     model: str, on: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result, tried = with_lengths(model, on, monkeypatch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,9 @@ from parastrat.columns import Columns
 from parastrat.cost import block_seconds, step, time_columns
 from parastrat.search import Constraints, find_plan, work
 from parastrat.search.bounded import searched
+from parastrat.search.fastest import able_meshes
 from parastrat.search.obeying import obeying
+from parastrat.search.of_each import fastest_of_each
 from parastrat.search.rows import plan_at
 from parastrat.search.survey import survey
 from parastrat.tables import facts_columns
@@ -80,3 +83,14 @@ def test_a_remedy_with_another_optimizer_takes_what_was_found(monkeypatch: pytes
     result = answer("nemotron-nano-12b-v2", "dgx-a100-40:1")
     assert Optimizer.ADAMW_8BIT in {fit.case.workload.optimizer for fit in result.nearest_fit}
     assert Optimizer.ADAMW_8BIT not in found
+
+
+def test_a_search_on_more_nodes_tells_what_blocks_take_on_fewer() -> None:
+    allowed = obeying(JOB, Constraints())
+    widest = replace(JOB, hardware=replace(JOB.hardware, num_nodes=16))
+    own = searched(JOB, Constraints(), allowed).work
+    fastest_of_each([able_meshes(widest, Constraints(tp=4))], widest, Constraints(), own)
+    rows = own.widths(allowed.meshes)[0].joined({"micro_batch_size": 2})
+    found, expected = own.found(rows), block_seconds(JOB, rows)
+    assert found is not None
+    np.testing.assert_array_equal(found.others.take(found.at, -1), expected.others.take(expected.at, -1))
