@@ -161,9 +161,8 @@ def _linearity(traced: list[Traced]) -> list[str]:
     share = beyond / max(sum(large for _, large in own) / several, 1.0)
     if share <= _NEGLIGIBLE:
         return []
-    return [
-        f"activations grow faster than the micro-batch: {_MANY} samples take {share:.0%} more than estimated"
-    ]
+    more = f"{_MANY} samples take {share:.0%} more than estimated"
+    return [f"activations grow faster than the micro-batch: {more}"]
 
 
 def _recompute_caveats(calls: list[Call]) -> list[str]:
