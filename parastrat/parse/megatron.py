@@ -24,6 +24,8 @@ Options = Mapping[str, str]
 _SIGNS = (OPTIONS["tp"], OPTIONS["pp"])
 #: a fork with an engine of its own, which reads more from a file
 _FORK = ("deepspeed", "deepspeed_config", "zero-stage")
+#: stands for sizes that a checkpoint tells, with tools that evaluate it
+_LAYERS, _PLACEHOLDER = "num-layers", "-1"
 #: what no plan has a word for: other cuts, parts, states and memory
 _BEYOND = frozenset(
     {
@@ -75,7 +77,8 @@ _COUNTS = frozenset(
 def megatron_options(own: Mapping[str, Any], kinds: Mapping[str, str]) -> Options | None:
     """Return Megatron-LM's options by their names, with their values as text; a switch's is empty.
 
-    None where a program is not Megatron's, or where a variable may stand for more options.
+    None where a program is not Megatron's, or takes the model's sizes of a checkpoint, or where a variable
+    may stand for more options.
 
     Args:
         own: ``program``, ``options`` and ``words`` of a launch, as ``script_tables`` gives them.
@@ -97,7 +100,7 @@ def megatron_options(own: Mapping[str, Any], kinds: Mapping[str, str]) -> Option
             found[name] = f"{found[name]} {word}".strip()
         elif word.startswith(("$", "`")):
             return None
-    return found
+    return None if found.get(_LAYERS) == _PLACEHOLDER else found
 
 
 def megatron_problems(options: Options, kinds: Mapping[str, str]) -> Iterator[Problem]:

@@ -102,6 +102,8 @@ GOOD_MEGATRONS = (
     OVERLAPPED.replace("--use-distributed-optimizer --overlap-grad-reduce", "$DIVIDED"),
     OVERLAPPED.replace(" --use-distributed-optimizer", " --yaml-cfg model.yaml"),
     OVERLAPPED.replace(" --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather", ""),
+    # sizes that stand for those of a checkpoint
+    OVERLAPPED.replace("--num-layers 32 --hidden-size 4096", "--num-layers -1 --hidden-size -1"),
     SHARDED,
     SHARDED.replace("torch_dist", "torch_dcp"),
     SHARDED.replace("torch_dist", "$FORMAT"),
