@@ -26,7 +26,8 @@ def merged(drafts: list[Block]) -> tuple[Block, ...]:
             if draft.operators or draft.activations.none.total:
                 chain[-1] = _joined(chain[-1], draft)
             continue
-        if outside and not (draft.operators or draft.parameters or draft.activations.none.total):
+        held = draft.activations.none.total or draft.output.total
+        if outside and not (draft.operators or draft.parameters or held):
             continue
         chain.append(replace(draft, name=_outside_name(index, last)) if outside else draft)
     return tuple(_repeated(list(run)) for _, run in groupby(chain, key=_kind_of))

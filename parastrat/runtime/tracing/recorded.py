@@ -72,6 +72,8 @@ class Segment:
 class Behind:
     """What there is behind backward."""
 
+    #: what the model returned, of which backward reads nothing: a variable holds it meanwhile
+    output: list[Allocation] = field(default_factory=list)
     #: the loss that began it is the model's own
     own_loss: bool = False
     #: names of the parameters with gradients
@@ -82,3 +84,9 @@ class Behind:
     left: list[Allocation] = field(default_factory=list)
     #: bytes of those of them that are tables
     tables: int = 0
+
+    def returns(self, made: Allocation) -> None:
+        """Note what the forward returned: it is there while backward runs, not kept for it."""
+        if made.kept and not made.savers.total():
+            made.kept = False
+            self.output.append(made)

@@ -179,9 +179,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         for allocation in self._alive.values():
             allocation.kept = not allocation.constant
         for leaf in tensors_in(output):
-            held = self.allocation(leaf)
-            # it is there while backward runs, not kept for it
-            held.kept = held.kept and held.savers.total() > 0
+            self.behind.returns(self.allocation(leaf))
         self._backward = True
 
     def end(self, gradients: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor] = ()) -> None:
