@@ -35,6 +35,8 @@ class Measured:
     trainable: int = 0
     #: of the last segment what the model returned, which is left out above while backward runs
     output: int = 0
+    #: gradients that those of its weights are made of
+    awaited: int = 0
 
 
 def measured(tracker: Tracker, without: Collection[Split] = ()) -> list[Measured]:
@@ -66,6 +68,9 @@ def measured(tracker: Tracker, without: Collection[Split] = ()) -> list[Measured
             meanwhile[index], moments[index] = meanwhile[segment.twin], moments[segment.twin]
     boundary = _boundaries(tracker)
     output, last = sum(map(size, tracker.behind.output)), len(segments) - 1
+    # what lies behind the last weight is gone with the gradients of inputs
+    behind = tracker.forward_events[tracker.behind.trained :]
+    ended = sum(size(made) for _, sign, made in behind if sign > 0 and homes.get(made) == last)
     return [
         Measured(
             kept=kept[index],
@@ -81,6 +86,8 @@ def measured(tracker: Tracker, without: Collection[Split] = ()) -> list[Measured
             moments=tuple(moments[index]),
             trainable=trainable[index],
             output=output if index == last else 0,
+            awaited=sum(bytes_ for way, bytes_ in segment.awaited.items() if way not in without)
+            - (ended if index == last else 0),
         )
         for index, segment in enumerate(segments)
     ]

@@ -57,6 +57,7 @@ def _joined(block: Block, behind: Block) -> Block:
             working=larger_of([block.autocast.working, behind.autocast.working]),
             busy=_moments_of(both, [cast_moments(each) for each in both]),
             boundary_bytes=behind.autocast.boundary_bytes,
+            awaited=block.autocast.awaited + behind.autocast.awaited,
         )
     return replace(
         block,
@@ -65,6 +66,7 @@ def _joined(block: Block, behind: Block) -> Block:
         working=larger_of([block.working, behind.working]),
         busy=_moments_of(both, [each.moments for each in both]),
         boundary_bytes=behind.boundary_bytes,
+        awaited=block.awaited + behind.awaited,
         autocast=cast,
     )
 

@@ -57,6 +57,9 @@ class Segment:
     inputs: list[Allocation] = field(default_factory=list)
     #: bytes of the outputs that the ``selective`` policy keeps, by what divides them
     selective: Counter[Split] = field(default_factory=Counter)
+    #: bytes of the results of operators that read a trained parameter, by what divides them: of their
+    #: gradients a split backward makes those of weights later
+    awaited: Counter[Split] = field(default_factory=Counter)
     #: bytes of each result that tensor-parallel ranks add up
     added_up: list[int] = field(default_factory=list)
     #: bytes of the largest tensor that a loss makes of divided logits
@@ -82,6 +85,8 @@ class Behind:
     reached_segments: set[int] = field(default_factory=set)
     #: what the module itself holds, such as tables that it makes when it first runs
     left: list[Allocation] = field(default_factory=list)
+    #: events of the forward up to the last operator that reads a trained parameter
+    trained: int = 0
     #: bytes of those of them that are tables
     tables: int = 0
 
