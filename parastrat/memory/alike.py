@@ -164,8 +164,9 @@ def _alike(job: JobFlags, code: int) -> Alike:
     shards, whole = shard == _SHARDED, shard != _SHARDED and not job.fused
     one_by_one = whole and shard == _UNSHARDED and (undivided or piped)
     splits = piped and schedule in _SPLIT_ALWAYS
-    # the weights of a rank's only stage wait as those of several do
-    turns = piped and (several or splits) and schedule in _TAKING_TURNS
+    # the weights of a rank's only stage wait as those of several do; of a V each rank has two stages
+    single = splits and schedule not in _BENT
+    turns = piped and (several or single) and schedule in _TAKING_TURNS
     holds_all = schedule not in _HOLDING_FEWER
     return Alike(
         shard=shard,
