@@ -216,7 +216,7 @@ class ModelSpec:
     hidden: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
-    divisible: int | None = None  #: of a traced module, the heads and features that tp must divide
+    divisible: int | None = None  #: heads and features that tp must divide, of a module, or groups of heads
     vocab: int | None = None
     experts: int | None = None
     max_sequence_length: int | None = None

@@ -41,7 +41,7 @@ class Alike:
     #: which way blocks hold what they do (``memory.variants``)
     variant: Any
     piped: Mask
-    #: a rank's virtual stages have each a number in flight of its own
+    #: a rank's virtual stages have each a number in flight of its own, or wait for their weights
     turns: Mask
     #: micro-batches are in flight by the ranks behind, by chunks, or as many as there are ranks; or all
     as_behind: Mask
@@ -163,7 +163,10 @@ def _alike(job: JobFlags, code: int) -> Alike:
     piped, gathers, undivided, alone, several, few = (flags >> place & 1 == 1 for place in range(6))
     shards, whole = shard == _SHARDED, shard != _SHARDED and not job.fused
     one_by_one = whole and shard == _UNSHARDED and (undivided or piped)
-    turns, splits = piped and several and schedule in _TAKING_TURNS, piped and schedule in _SPLIT_ALWAYS
+    splits = piped and schedule in _SPLIT_ALWAYS
+    # the weights of a rank's only stage wait as those of several do; of a V each rank has two stages
+    single = splits and schedule not in _BENT
+    turns = piped and (several or single) and schedule in _TAKING_TURNS
     holds_all = schedule not in _HOLDING_FEWER
     return Alike(
         shard=shard,

@@ -108,8 +108,8 @@ def parts_of_plan(job: Job, numbers: Mapping[str, Any]) -> Sequence[Bytes]:
     """Return ``PARTS`` where one plan, told by its columns, holds most; bytes."""
     c = row_alone(job, numbers)
     alike = code_of_plans(c)
-    # whether virtual stages that may take turns have few micro-batches this does not tell
-    few = c.virtual_stages > 1 and c.gradient_accumulation_steps <= c.pp
+    # whether stages that may take turns have few micro-batches this does not tell
+    few = c.pp > 1 and c.gradient_accumulation_steps <= c.pp
     kind = alike, few, *_choices(numbers)
     shortcuts = shortcuts_of(job)
     known = shortcuts.get(kind)

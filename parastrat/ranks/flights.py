@@ -180,8 +180,14 @@ def turns(
         waiting = of_ranks * waits[..., None]
         every[..., kinds:] = flown.awaited @ waiting + waiting[rows, flown.running]
     worth = every @ weights.T
+    # what ran stays where it waits
+    gone, later = (
+        np.where(waits[:pp, :, None, None], 0.0, behind),
+        _frees_later(counts, waits[:pp], weights),
+    )
     # a moment is none of a kind that its stage has not
-    less = np.where(has[..., None], behind @ weights[:, :kinds].T, np.inf)
+    less = gone @ weights[:, :kinds].T + later[..., None] * weights[:, kinds:].T
+    less = np.where(has[..., None], less, np.inf)
     score = worth[:, :, None] - less[ranks, flown.running]
     told = _groups_of(groups, pp)
     rank, moment, found = _best(score, told)
@@ -189,7 +195,9 @@ def turns(
     at_kinds = np.zeros((*rank.shape[:2], rank.shape[2] + 1, 2 * kinds))
     most = at_kinds[:, :, :-1]
     most[...] = every[rank, moment]
-    most[..., :kinds] -= behind[rank % pp, flown.running[rank, moment], np.arange(kinds)[:, None]]
+    own, runs = (rank % pp, flown.running[rank, moment]), np.arange(kinds)
+    most[..., :kinds] -= gone[*own, runs[:, None]]
+    most[:, runs, :, kinds + runs] -= later[*own, runs[:, None]].swapaxes(0, 1)
     most[np.isinf(found)] = 0
     head = told.order[told.starts]
     own = head % pp, flown.running[head, 0]
@@ -205,6 +213,15 @@ def turns(
     several, at_ends = at_kinds.transpose(2, 1, 3, 0), ending.transpose(1, 2, 0)
     steps = (slice(begin, begin + len(groups)) for begin in range(0, len(rank), len(groups)))
     return tuple(Turns(at_kinds=several[..., step], ending=at_ends[..., step]) for step in steps)
+
+
+def _frees_later(counts: Any, waits: Any, weights: Any) -> Any:
+    """Return the repeats of each kind that as it begins to run do not wait yet, but still hold more.
+
+    Those are of kinds that wait with less than they keep: a head's loss is gone behind its backward alone.
+    """
+    kinds = counts.shape[-1]
+    return counts * (weights[0, kinds:] < 0) * waits[..., None]
 
 
 @cache

@@ -87,7 +87,10 @@ def element_bytes(facts: Facts) -> ElementBytes:
         compute=precision.compute_bytes,
         # FSDP2's, whatever the weights' (``runtime.precision.policy``, torchtitan's mixed_precision_reduce)
         reduce=parameter if stack.casts_gradients_aside and not mixed else _FP32,
-        step=_FP32 if facts.workload.optimizer is Optimizer.ADAMW and not stack.steps_in_one_kernel else 0,
+        # the root of one of its states, in that one's format (torch/optim/adam.py, _multi_tensor_adam)
+        step=states / 2
+        if facts.workload.optimizer is Optimizer.ADAMW and not stack.steps_in_one_kernel
+        else 0,
         copied=_under(precision, stack.fp16_gradient_bytes and 0, _FP32) * mixed * stack.copies_gradients,
         cast=precision.compute_bytes if mixed and parameter == _FP32 else 0,
     )

@@ -224,6 +224,8 @@ class Architecture:
     qk_norm: QkNorm | None = None
     #: a learned logit per head that takes up attention (gpt-oss)
     sinks: bool = False
+    #: groups of heads in which one projection has queries, keys and values, which tp must divide (CodeGen)
+    head_groups: int | None = None
     #: None: attention runs in one kernel. Hand-fused stacks have one for all of these
     scores: Scores | None = None
     #: norms in a layer: 1 where attention and feed-forward share it (Falcon-7B), 4 with norms on the

@@ -66,6 +66,11 @@ def _gptj(config: Config) -> dict[str, Any]:
     }
 
 
+def _codegen(config: Config) -> dict[str, Any]:
+    # ``mp_num`` of CodeGenAttention, whatever the config says
+    return {**_gptj(config), "head_groups": 4}
+
+
 def _gpt_neo(config: Config) -> dict[str, Any]:
     return {
         **_inner(config, "intermediate_size"),
@@ -141,11 +146,11 @@ OLDER: Mapping[str, OlderForm] = {
     "gpt_bigcode": (_GPT | _FUSED | _BIASES, {"add_cross_attention": False}, _gpt_bigcode),
     "openai-gpt": (_GPT | _FUSED | _BIASES | _SCORES | {"final_norm": False}, {}, _openai_gpt),
     "ctrl": (_GPT | _BIASES | {"head_bias": True, "ffn": Size("dff")}, {}, _ctrl),
-    "gptj": (_GPT | _SCORES | {"ffn_bias": True, "layer_norms": 1, "head_bias": True}, {}, _gptj),
+    "gptj": (_GPT | {"ffn_bias": True, "layer_norms": 1, "head_bias": True}, {}, _gptj),
     "codegen": (
-        _GPT | _FUSED | _SCORES | {"ffn_bias": True, "layer_norms": 1, "head_bias": True},
+        _GPT | _FUSED | {"ffn_bias": True, "layer_norms": 1, "head_bias": True},
         {},
-        _gptj,
+        _codegen,
     ),
     "gpt_neo": (_GPT | _SCORES | {"output_bias": True, "ffn_bias": True}, {}, _gpt_neo),
     "gpt_neox": (

@@ -83,6 +83,7 @@ def transformer(
         hidden=architecture.hidden,
         heads=architecture.heads or None,
         kv_heads=architecture.kv_heads or None,
+        divisible=architecture.head_groups,
         vocab=None if image else architecture.vocab,
         experts=architecture.experts.count if architecture.experts else None,
         max_sequence_length=architecture.max_sequence_length,

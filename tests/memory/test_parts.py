@@ -605,7 +605,12 @@ def test_adafactors_row_and_column_of_a_model_without_a_width() -> None:
 )
 def test_bytes_reduced_and_cast(precision: Precision, reduce: int, cast: int) -> None:
     element = element_bytes(job(precision=precision))
-    assert (element.reduce, element.cast, element.step) == (reduce, cast, 4)
+    # a foreach optimizer's copy is of a state
+    assert (element.reduce, element.cast, element.step) == (
+        reduce,
+        cast,
+        2 if precision is Precision.BF16 else 4,
+    )
     short = element_bytes(job(precision=precision, stack={"mixed_parameter_bytes": 2}))
     assert short.cast == 0
 

@@ -113,3 +113,15 @@ def test_equal_chunks_are_held_as_in_the_mean(pp: int, chunks: int) -> None:
     alive = [2 * ((chunks - 1) * pp + 2 * (pp - 1 - rank) + 1) for rank in range(pp)]
     assert found.at_kinds[0, 0, 0].tolist() == alive
     assert found.ending[0, 0].tolist() == [each - 2 for each in alive]
+
+
+def test_what_ran_waits_and_a_heads_loss_is_gone_behind_it() -> None:
+    # two layers and a head on the last of four ranks; a head waits with less than it keeps
+    held = np.zeros((1, 4, 2))
+    held[0, :, 0], held[0, 3, 1] = 2, 1
+    ways = np.array([[1.0, 4.0, 0.5, -2.0]])
+    found, _ = turns(held, np.eye(2, dtype=bool), ways, [[0], [1], [2], [3]], is_bent=False, split=True)
+    layer, head = found.at_kinds[0, :, :, 3]
+    # of four micro-batches three wait, and as the last layer runs all of the fourth
+    assert layer.tolist() == [8, 4, 8, 4]
+    assert head.tolist() == [8, 4, 8, 3]

@@ -624,6 +624,24 @@ def test_a_gradient_that_waits_for_the_next_use_of_its_weight_is_no_working_memo
     assert between.working.fixed == pytest.approx(2 * weight, rel=0.05)
 
 
+def test_what_the_model_returned_lies_beside_every_block_and_is_no_blocks_own() -> None:
+    ids = torch.zeros(2, 4, dtype=torch.long)
+    blocks = spec(traced_module(on_meta(Tied), ref="it", sample_inputs=ids), length=4).blocks
+    logits = 4 * 4 * 4096
+    assert [block.output.total for block in blocks] == [0] * (len(blocks) - 1) + [logits]
+    # as a pipeline's stages have them, whose last one hands out its loss
+    assert all(block.working.total < logits / 4 for block in blocks if block.unit)
+
+
+def test_gradients_that_those_of_weights_are_made_of_later() -> None:
+    ids = torch.zeros(2, 4, dtype=torch.long)
+    blocks = spec(traced_module(on_meta(Tied), ref="it", sample_inputs=ids), length=4).blocks
+    # of both products of a layer what they give, and of a head the logits less what the loss keeps of them
+    units = [block for block in blocks if block.unit]
+    assert [block.awaited.total for block in units] == [4 * 4 * (32 + 8)] * len(units)
+    assert blocks[-1].awaited.total == pytest.approx(0, abs=128)
+
+
 def test_what_has_the_size_of_weights_does_not_grow_with_the_samples() -> None:
     layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     model = spec(traced_module(layers, ref="it", divides=False))

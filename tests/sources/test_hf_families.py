@@ -16,6 +16,7 @@ from parastrat.errors import ModelError
 from parastrat.profiles import profiles_root
 from parastrat.sources import load_source
 from parastrat.sources.hf_families import FORMS
+from parastrat.sources.hf_older import OLDER
 from parastrat.sources.presets import TransformerSource
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
@@ -182,6 +183,23 @@ def test_another_head_on_the_same_trunk_is_not_the_family(tmp_path: Path) -> Non
 def test_layers_of_another_kind_have_no_closed_form(tmp_path: Path) -> None:
     kinds = ["full_attention"] * 3 + ["linear_attention"]
     assert closed(tmp_path, "qwen3", small("qwen3") | {"layer_types": kinds}) is None
+
+
+@pytest.mark.parametrize("kind", OLDER)
+def test_attention_runs_without_a_kernel_where_the_installed_transformers_has_none(kind: str) -> None:
+    form, _, _ = OLDER[kind]
+    assert (form.get("scores") is None) == bool(getattr(transformers, CLASSES[kind])._supports_sdpa)
+
+
+def test_codegens_heads_are_divided_by_groups(tmp_path: Path) -> None:
+    table = small("codegen") | {"model_type": "codegen"}
+    (tmp_path / "config.json").write_text(json.dumps(table), encoding="utf-8")
+    source = load_source(str(tmp_path))
+    assert source is not None
+    model = source.at(8, Precision.FP32, Kernels.EAGER)
+    with torch.device("meta"):
+        module = transformers.CodeGenForCausalLM(CONFIG_MAPPING["codegen"](**small("codegen")))
+    assert model.divisible == module.transformer.h[0].attn.mp_num
 
 
 def test_the_defaults_are_those_of_the_installed_transformers() -> None:

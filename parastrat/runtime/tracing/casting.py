@@ -47,5 +47,6 @@ def _way(traced: Traced) -> Autocast:
         activations=traced.activations,
         working=traced.bytes_of(lambda own: own.working),
         boundary_bytes=for_one(traced.small.boundary, traced.large.boundary),
+        awaited=traced.bytes_of(lambda own: own.awaited),
         busy=busy_moments(traced),
     )

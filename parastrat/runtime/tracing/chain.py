@@ -232,6 +232,8 @@ def _block(
         activations=traced.activations,
         working=traced.bytes_of(lambda own: own.working),
         boundary_bytes=for_one(traced.small.boundary, traced.large.boundary),
+        output=traced.bytes_of(lambda own: own.output),
+        awaited=traced.bytes_of(lambda own: own.awaited),
         meanwhile=traced.large.meanwhile,
         busy=busy_moments(traced),
         added=largest,

@@ -33,6 +33,10 @@ class Measured:
     moments: tuple[tuple[int, int], ...] = ()
     #: of the parameters that it trains
     trainable: int = 0
+    #: of the last segment what the model returned, which is left out above while backward runs
+    output: int = 0
+    #: gradients that those of its weights are made of
+    awaited: int = 0
 
 
 def measured(tracker: Tracker, without: Collection[Split] = ()) -> list[Measured]:
@@ -63,6 +67,10 @@ def measured(tracker: Tracker, without: Collection[Split] = ()) -> list[Measured
                 numbers[index] = numbers[segment.twin]
             meanwhile[index], moments[index] = meanwhile[segment.twin], moments[segment.twin]
     boundary = _boundaries(tracker)
+    output, last = sum(map(size, tracker.behind.output)), len(segments) - 1
+    # what lies behind the last weight is gone with the gradients of inputs
+    behind = tracker.forward_events[tracker.behind.trained :]
+    ended = sum(size(made) for _, sign, made in behind if sign > 0 and homes.get(made) == last)
     return [
         Measured(
             kept=kept[index],
@@ -77,6 +85,9 @@ def measured(tracker: Tracker, without: Collection[Split] = ()) -> list[Measured
             boundary=boundary[index],
             moments=tuple(moments[index]),
             trainable=trainable[index],
+            output=output if index == last else 0,
+            awaited=sum(bytes_ for way, bytes_ in segment.awaited.items() if way not in without)
+            - (ended if index == last else 0),
         )
         for index, segment in enumerate(segments)
     ]
@@ -124,12 +135,15 @@ def _moments(
 
     Gradients of parameters are left out of that: they stay after the step. But where each comes alone,
     those that a segment has made lie beside its last tensors; they are what stands second. What is
-    held up to its end has autocast's copies of its weights, which end one by one in its backward.
+    held up to its end has autocast's copies of its weights, which end one by one in its backward. What the
+    model returned counts for no segment once backward has begun: a pipeline's stages have none of it then.
     """
     moments: list[list[tuple[int, int]]] = [[] for _ in held]
     gradients, casts = [0] * len(held), [0] * len(held)
-    live = 0
-    for index, sign, made in (*tracker.forward_events, *tracker.backward_events):
+    live, output = 0, set(tracker.behind.output)
+    returned = [(len(held) - 1, -1, made) for made in tracker.behind.output]
+    backward = [event for event in tracker.backward_events if event[2] not in output]
+    for index, sign, made in (*tracker.forward_events, *returned, *backward):
         if made.cast and sign < 0 and made.created == index and made.savers:
             casts[index] += made.bytes
         if made.constant:

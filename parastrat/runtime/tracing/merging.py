@@ -26,7 +26,8 @@ def merged(drafts: list[Block]) -> tuple[Block, ...]:
             if draft.operators or draft.activations.none.total:
                 chain[-1] = _joined(chain[-1], draft)
             continue
-        if outside and not (draft.operators or draft.parameters or draft.activations.none.total):
+        held = draft.activations.none.total or draft.output.total
+        if outside and not (draft.operators or draft.parameters or held):
             continue
         chain.append(replace(draft, name=_outside_name(index, last)) if outside else draft)
     return tuple(_repeated(list(run)) for _, run in groupby(chain, key=_kind_of))
@@ -56,6 +57,7 @@ def _joined(block: Block, behind: Block) -> Block:
             working=larger_of([block.autocast.working, behind.autocast.working]),
             busy=_moments_of(both, [cast_moments(each) for each in both]),
             boundary_bytes=behind.autocast.boundary_bytes,
+            awaited=block.autocast.awaited + behind.autocast.awaited,
         )
     return replace(
         block,
@@ -64,6 +66,7 @@ def _joined(block: Block, behind: Block) -> Block:
         working=larger_of([block.working, behind.working]),
         busy=_moments_of(both, [each.moments for each in both]),
         boundary_bytes=behind.boundary_bytes,
+        awaited=block.awaited + behind.awaited,
         autocast=cast,
     )
 

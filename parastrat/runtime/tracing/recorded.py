@@ -57,6 +57,9 @@ class Segment:
     inputs: list[Allocation] = field(default_factory=list)
     #: bytes of the outputs that the ``selective`` policy keeps, by what divides them
     selective: Counter[Split] = field(default_factory=Counter)
+    #: bytes of the results of operators that read a trained parameter, by what divides them: of their
+    #: gradients a split backward makes those of weights later
+    awaited: Counter[Split] = field(default_factory=Counter)
     #: bytes of each result that tensor-parallel ranks add up
     added_up: list[int] = field(default_factory=list)
     #: bytes of the largest tensor that a loss makes of divided logits
@@ -72,6 +75,8 @@ class Segment:
 class Behind:
     """What there is behind backward."""
 
+    #: what the model returned, of which backward reads nothing: a variable holds it meanwhile
+    output: list[Allocation] = field(default_factory=list)
     #: the loss that began it is the model's own
     own_loss: bool = False
     #: names of the parameters with gradients
@@ -80,5 +85,13 @@ class Behind:
     reached_segments: set[int] = field(default_factory=set)
     #: what the module itself holds, such as tables that it makes when it first runs
     left: list[Allocation] = field(default_factory=list)
+    #: events of the forward up to the last operator that reads a trained parameter
+    trained: int = 0
     #: bytes of those of them that are tables
     tables: int = 0
+
+    def returns(self, made: Allocation) -> None:
+        """Note what the forward returned: it is there while backward runs, not kept for it."""
+        if made.kept and not made.savers.total():
+            made.kept = False
+            self.output.append(made)

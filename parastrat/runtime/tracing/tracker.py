@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 from parastrat.model import OperatorKind, Split
 from parastrat.runtime.recompute import KEPT, MATMULS
-from parastrat.runtime.tensors.leaves import tensors_in
+from parastrat.runtime.tensors.leaves import tensors_in, tree_tensors
 from parastrat.runtime.tensors.storages import storage_of
 from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.dividing import Dividing
@@ -179,9 +179,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         for allocation in self._alive.values():
             allocation.kept = not allocation.constant
         for leaf in tensors_in(output):
-            held = self.allocation(leaf)
-            # it is there while backward runs, not kept for it
-            held.kept = held.kept and held.savers.total() > 0
+            self.behind.returns(self.allocation(leaf))
         self._backward = True
 
     def end(self, gradients: Mapping[str, torch.Tensor], inputs: Sequence[torch.Tensor] = ()) -> None:
@@ -250,23 +248,25 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
             self._events.append((self.current, -1, ended))
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Any, result: Any) -> None:
-        segment = self.segments[self.current]
-        for leaf in tree_leaves((args, kwargs)):
-            if isinstance(leaf, torch.Tensor):
-                self._use(leaf)
+        segment, trained = self.segments[self.current], False
+        for leaf in tree_tensors((args, kwargs)):
+            self._use(leaf)
+            trained |= leaf.requires_grad and self._is_parameter(leaf)
         call = call_of(func, args, result, self._is_parameter)
         if call is not None and self.dividing.divides:
-            made = [self.allocation(leaf) for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+            made = list(map(self.allocation, tree_tensors(result)))
             call = self.dividing.divided(call, segment, *self._read((args, kwargs)), made)
         if call is not None:
             segment.calls.append(call)
+            if trained:
+                given = self.allocation(next(iter(tree_tensors(result))))
+                segment.awaited[given.way] += 0 if given.cast else given.bytes
+                self.behind.trained = len(self.forward_events)
         if func in MATMULS:
             segment.matmuls += 1
         if func in KEPT or (func in MATMULS and segment.matmuls % 2 == 1):
-            for leaf in tree_leaves(result):
-                if isinstance(leaf, torch.Tensor):
-                    kept = self.allocation(leaf)
-                    segment.selective[kept.way] += kept.bytes
+            for kept in map(self.allocation, tree_tensors(result)):
+                segment.selective[kept.way] += kept.bytes
 
     def _note_backward(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         if func is _ADD and isinstance(args[0], torch.Tensor):

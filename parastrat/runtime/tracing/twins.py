@@ -182,6 +182,7 @@ def _fill_in(tracker: Tracker) -> None:
         twin = tracker.segments[segment.twin]
         segment.calls, segment.again = twin.calls, twin.again
         segment.selective, segment.added_up = twin.selective, twin.added_up
+        segment.awaited = twin.awaited
         inside = f"{twin.block}."
         segment.parameters = {
             f"{segment.block}.{name.removeprefix(inside)}" if name.startswith(inside) else name: None
