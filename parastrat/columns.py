@@ -88,6 +88,7 @@ class Columns:
     hidden: Numbers
     heads: Numbers
     kv_heads: Numbers
+    stacks: Numbers
     divisible: Numbers
     vocab: Numbers
     experts: Numbers

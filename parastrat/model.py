@@ -213,6 +213,7 @@ class ModelSpec:
     precision: Precision
     causal: bool
     layers: int  #: repeated blocks, as the runtime finds them in the module
+    stacks: int = 1  #: lists that they stand in, such as an encoder's and a decoder's
     hidden: int | None = None
     heads: int | None = None
     kv_heads: int | None = None

@@ -50,6 +50,7 @@ def model_columns(model: ModelSpec) -> dict[str, Any]:
     divided = scans if scans and scans.divided else None
     return {
         "layers": model.layers,
+        "stacks": model.stacks,
         "hidden": model.hidden,
         "heads": model.heads,
         "kv_heads": model.kv_heads,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from parastrat.units import Mask
 
 _MEGATRON = "https://github.com/NVIDIA/Megatron-LM/blob/d98e8a6/megatron/training"
+_CONTEXT = "https://docs.pytorch.org/tutorials/unstable/context_parallel.html"
 
 
 @plan_rule(
@@ -157,4 +158,23 @@ def _(case: Case) -> Hit:
     return Hit(
         message=f"cp={cp} for {case.model.name}, whose samples are no sequences",
         fix=f"use cp 1, and the {cp} ranks for ddp or fsdp2",
+    )
+
+
+@plan_rule("PS816", Severity.ERROR, source=_CONTEXT)
+def context_parallel_of_several_stacks(p: Columns) -> Mask:
+    """Context parallelism divides the positions of one stack of layers.
+
+    An encoder and its decoder, or a tower of images before a language model, have positions of their own.
+    Of them one stack would be divided, and the others be whole on each rank of a sequence.
+    """
+    return (p.cp > 1) & (p.stacks > 1)
+
+
+@context_parallel_of_several_stacks.message
+def _(case: Case) -> Hit:
+    cp, model = case.plan.mesh.cp, case.model
+    return Hit(
+        message=f"cp={cp} for {model.name}, of {model.stacks} stacks of layers: the others would be whole",
+        fix=f"use cp 1, and the {cp} ranks for fsdp2 or tp",
     )

@@ -240,7 +240,7 @@ def _(case: Case) -> Hit:
     schedule = plan.pp_schedule.value if plan.pp_schedule else ""
     return Hit(
         message=f"auto_parallelize does not apply recompute = {plan.recompute.value} with {schedule}",
-        fix="plan pp_schedule = Interleaved1F1B, or --recompute full",
+        fix="plan pp_schedule = Interleaved1F1B, or --recompute none",
     )
 
 

@@ -80,6 +80,7 @@ def transformer(
         precision=precision,
         causal=causal,
         layers=layers,
+        stacks=2 if architecture.family is Family.ENCODER_DECODER else 1,
         hidden=architecture.hidden,
         heads=architecture.heads or None,
         kv_heads=architecture.kv_heads or None,

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from builders import case, codes
 
+from parastrat.cli.facts import resolved
+from parastrat.cli.flags import JobFlags
 from parastrat.rules.experts import expert_groups_do_not_tile
+from parastrat.search import find_plan
 
 
 def test_expert_groups_do_not_tile() -> None:
@@ -54,3 +57,17 @@ def test_context_parallel_without_sequence() -> None:
     assert "PS813" in codes(cp=2, sequence_length=None)
     assert "PS813" not in codes(cp=1, sequence_length=None)
     assert "PS813" not in codes(cp=2)
+
+
+def test_context_parallel_of_several_stacks() -> None:
+    assert "PS816" in codes(cp=2, stacks=2)
+    assert "PS816" not in codes(cp=1, stacks=2)
+    assert "PS816" not in codes(cp=2)
+
+
+def test_no_encoder_with_its_decoder_is_planned_with_context_parallelism() -> None:
+    assert resolved(JobFlags(model="t5-large", on="dgx-h100:1")).facts.model.stacks == 2
+    job = resolved(JobFlags(model="whisper-small", on="dgx-2:128"))
+    found = find_plan(job.facts, model_at=job.model_at)
+    assert found.chosen is not None
+    assert all(case.plan.mesh.cp == 1 for case in (found.chosen, *found.alternatives))

@@ -167,7 +167,7 @@ def _traced(
     _check_trained(module)
     subject = Subject(module=module, inputs=inputs, layout=source.layout)
     chain = traced_chain(subject, Way(sequence_length=sequence_length, precision=precision))
-    parameters = parameter_count(module)
+    parameters, repeated = parameter_count(module), repeated_blocks(module)
     config = getattr(module, "config", None)
     unfused = () if kernels.eager else (_UNFUSED,)
     return ModelSpec(
@@ -180,7 +180,8 @@ def _traced(
         sequence_length=sequence_length,
         precision=precision,
         causal=chain.causal,
-        layers=repeated_blocks(module).count,
+        layers=repeated.count,
+        stacks=max(len(repeated.containers), 1),
         hidden=getattr(config, "hidden_size", None),
         divisible=divisible(module, source.layout, chain.heads),
         vocab=vocabulary_rows(module, source.layout) or getattr(config, "vocab_size", None)
