@@ -631,6 +631,9 @@ def test_what_the_model_returned_lies_beside_every_block_and_is_no_blocks_own() 
     assert [block.output.total for block in blocks] == [0] * (len(blocks) - 1) + [logits]
     # as a pipeline's stages have them, whose last one hands out its loss
     assert all(block.working.total < logits / 4 for block in blocks if block.unit)
+    # a model without blocks has it at some of its moments alone: its forward may hold most before
+    (whole,) = spec(traced_module(on_meta(Pairwise), ref="it")).blocks
+    assert whole.output.total == 0
 
 
 def test_gradients_that_those_of_weights_are_made_of_later() -> None:

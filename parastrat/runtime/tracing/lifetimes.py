@@ -67,7 +67,7 @@ def measured(tracker: Tracker, without: Collection[Split] = ()) -> list[Measured
                 numbers[index] = numbers[segment.twin]
             meanwhile[index], moments[index] = meanwhile[segment.twin], moments[segment.twin]
     boundary = _boundaries(tracker)
-    output, last = sum(map(size, tracker.behind.output)), len(segments) - 1
+    output, last = sum(map(size, _returned(tracker))), len(segments) - 1
     # what lies behind the last weight is gone with the gradients of inputs
     behind = tracker.forward_events[tracker.behind.trained :]
     ended = sum(size(made) for _, sign, made in behind if sign > 0 and homes.get(made) == last)
@@ -140,8 +140,8 @@ def _moments(
     """
     moments: list[list[tuple[int, int]]] = [[] for _ in held]
     gradients, casts = [0] * len(held), [0] * len(held)
-    live, output = 0, set(tracker.behind.output)
-    returned = [(len(held) - 1, -1, made) for made in tracker.behind.output]
+    live, output = 0, set(_returned(tracker))
+    returned = [(len(held) - 1, -1, made) for made in _returned(tracker)]
     backward = [event for event in tracker.backward_events if event[2] not in output]
     for index, sign, made in (*tracker.forward_events, *returned, *backward):
         if made.cast and sign < 0 and made.created == index and made.savers:
@@ -155,6 +155,11 @@ def _moments(
             live += sign * size(made)
         moments[index].append((live - held[index] - casts[index], gradients[index]))
     return moments
+
+
+def _returned(tracker: Tracker) -> list[Allocation]:
+    """Return what the model returned, if it may be apart from what runs: one segment is no pipeline's."""
+    return tracker.behind.output if len(tracker.segments) > 1 else []
 
 
 def _meanwhile(moments: list[tuple[int, int]], trainable: int) -> float:
