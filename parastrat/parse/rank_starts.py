@@ -26,12 +26,12 @@ _MEANINGS = {
     **dict.fromkeys(("hostfile", "machinefile", "f"), "hostfile"),
     "x": "handed",
 }
-#: options that Open MPI has alone, and those by which it puts as many ranks on a host as are asked for
+#: options that Open MPI has alone
 _OPEN_MPIS = frozenset(
     {"H", "allow-run-as-root", "mca", "npernode", "oversubscribe", "report-bindings", "tag-output", "x"}
 )
-_ANY_NUMBER = re.compile(r".*:OVERSUBSCRIBE", re.IGNORECASE)
-_MANY = frozenset({"oversubscribe", "mca"})
+#: in an option, a mapping or a parameter of Open MPI: as many ranks on a host as are asked for
+_ANY_NUMBER = re.compile(r".*oversubscribe", re.IGNORECASE)
 
 
 def rank_start(words: Sequence[str], srun: Mapping[str, Any]) -> dict[str, str] | None:
@@ -103,12 +103,12 @@ def _of_mpi(name: str, words: Sequence[str]) -> Iterator[tuple[str, str]]:
         option, equals, value = word.lstrip("-").partition("=")
         if word.startswith(("$", "`")) or word == ":":
             yield "open", "yes"
+        if _ANY_NUMBER.match(word):
+            yield "slots", "any"
         if not word.startswith("-"):
             continue
         value = value if equals else next(iter(words[place + 1 :]), "")
         is_open_mpi = is_open_mpi or option in _OPEN_MPIS
-        if option in _MANY or _ANY_NUMBER.fullmatch(value):
-            yield "slots", "any"
         if option == "x":
             handed.append(value.partition("=")[0])
         elif option in _MEANINGS:

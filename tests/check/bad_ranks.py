@@ -52,6 +52,7 @@ RANKS = (
     _bad("never started", SLURM, _SRUN, "python", "PS565"),
     _bad("never started, of a module", SLURM, f"{_SRUN} -u train.py", "python -m train", "PS565"),
     _bad("without slots", MPI, _HOSTS, "node1,node2", "PS566", ".sh"),
+    _bad("without slots beside parameters", MPI, _HOSTS, "node1,node2 --mca btl tcp,self", "PS566", ".sh"),
     _bad("with too few slots", MPI, _HOSTS, "node1:8,node2:4", "PS566", ".sh"),
     _bad("without settings", MPI, " -x NCCL_DEBUG", "", "PS567", ".sh"),
     _bad(
@@ -87,6 +88,7 @@ GOOD_RANKS = (
     # more ranks than slots, or what the shell alone knows
     MPI.replace(_HOSTS, "node1,node2 --oversubscribe"),
     MPI.replace(_HOSTS, "node1,node2 --map-by :OVERSUBSCRIBE"),
+    MPI.replace(_HOSTS, "node1,node2 --mca rmaps_base_oversubscribe 1"),
     MPI.replace(_HOSTS, '"$HOSTS"'),
     MPI.replace(" -x MASTER_PORT -x NCCL_DEBUG", ' "${passed[@]}"'),
     # a batch system starts the other hosts with what the script has
