@@ -15,7 +15,13 @@ from parastrat.parse.launchers import LAUNCHERS, REMOTE, Start, is_run, start_at
 from parastrat.parse.rank_starts import python_program, rank_start
 from parastrat.parse.shell_lines import is_comment, logical_lines, words_of
 from parastrat.parse.shell_values import OPENING, ShellValues, shell_values
-from parastrat.parse.slurm_options import directive_entries, directive_words, is_unread, slurm_entries
+from parastrat.parse.slurm_options import (
+    directive_entries,
+    directive_words,
+    is_unread,
+    slurm_entries,
+    step_facts,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -26,9 +32,6 @@ _ENDS = frozenset({"&&", "||", ";", "|", "&"})
 _CONDITIONS = frozenset({"[", "[[", "test", "||"})
 _STOPPING = frozenset({"wait", "kill", "pkill", "killall", "fg"})
 _SHELLS = frozenset({"bash", "sh", "zsh"})
-#: of srun: how many nodes and tasks it starts, and what chooses nodes
-_SRUN_COUNTS = ("nodes", "ntasks", "ntasks-per-node")
-_SRUN_CHOICES = ("nodelist", "relative")
 #: text for another shell that this one leaves as it is; between other quotes it puts in what it knows
 _IN_QUOTES = re.compile(r"\s-[a-z]*c\s+'|\\\$")
 _GPUS = "CUDA_VISIBLE_DEVICES"
@@ -211,14 +214,13 @@ def _read_launch(before: list[str], start: Start, words: list[str], number: int,
     for name, value in _variables(before):
         launch.note("env", name, value, number)
     of_srun = before[before.index("srun") + 1 :] if by == "srun" else ()
-    for section, name, value in slurm_entries("srun", of_srun, found.known["srun"]):
+    entries = list(slurm_entries("srun", of_srun, found.known["srun"]))
+    for section, name, value in entries:
         # a word that is no option is what srun runs
         if section != "stray":
             launch.note(section, name, value, number)
-        if name in _SRUN_COUNTS:
-            launch.note("started", name, value, number)
-        if name in _SRUN_CHOICES or (section == "stray" and name.startswith("$")):
-            launch.note("started", "tasks", "unknown" if section == "stray" else "chosen", number)
+    for name, value in step_facts(entries):
+        launch.note("started", name, value, number)
     if found.in_shell:
         launch.note("started", "shell", "own", number)
     if start.module:

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from parastrat.parse.launchers import stands_before
-from parastrat.parse.slurm_options import slurm_entries
+from parastrat.parse.slurm_options import slurm_entries, step_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -16,9 +16,6 @@ _MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
 _INTERPRETER = re.compile(r"(?:.*/)?python[\d.]*")
 #: modules that do something else than to train
 _TOOLS = frozenset({"compileall", "ensurepip", "pip", "pytest", "venv"})
-#: of srun: what says how many tasks run, and what chooses nodes
-_COUNTS = ("nodes", "ntasks", "ntasks-per-node")
-_CHOICES = ("nodelist", "relative")
 #: options of MPI's launchers by what they say, without their hyphens
 _MEANINGS = {
     **dict.fromkeys(("n", "np", "c"), "n"),
@@ -38,8 +35,7 @@ def rank_start(words: Sequence[str], srun: Mapping[str, Any]) -> dict[str, str] 
     """Return what is told of ranks that a command starts; None where it starts none.
 
     These are ``by`` (``srun`` or ``mpirun``), ``program`` (a script or a module; empty where a variable
-    holds it), for srun ``nodes``, ``ntasks`` and ``ntasks-per-node`` as far as it is told of them, and
-    ``tasks`` where they are on chosen nodes, or unknown; for MPI's launcher ``n``, ``host``, ``hostfile``,
+    holds it), for srun what ``step_facts`` tells; for MPI's launcher ``n``, ``host``, ``hostfile``,
     ``handed`` (names of variables, with blanks between), ``is`` (``open-mpi`` where its options show it),
     ``slots`` (``any``, where ranks may be more than they) and ``open``, where the shell alone knows more.
 
@@ -47,23 +43,29 @@ def rank_start(words: Sequence[str], srun: Mapping[str, Any]) -> dict[str, str] 
         words: those of the command, and of what runs the command's shell.
         srun: what is known of srun's options.
     """
-    place = next((place for place, word in enumerate(words) if not stands_before(word)), len(words))
+    place = _first(words)
     name = words[place].rpartition("/")[2] if place < len(words) else ""
     if name != "srun" and name not in _MPI:
         return None
     end, program = _program(words, place + 1)
     if program is None and (name == "srun" or not words[-1].startswith("$")):
         return None
-    found = {"by": "srun" if name == "srun" else "mpirun", "program": program or ""}
     own = words[place + 1 : end]
-    return found | dict(_of_srun(own, srun) if name == "srun" else _of_mpi(name, own))
+    if name == "srun":
+        return {"by": name, "program": program or "", **dict(step_facts(slurm_entries(name, own, srun)))}
+    return {"by": "mpirun", "program": program or "", **dict(_of_mpi(name, own))}
 
 
 def python_program(words: Sequence[str]) -> str | None:
     """Return the script or module that a command runs by itself; None for any other command."""
-    place = next((place for place, word in enumerate(words) if not stands_before(word)), len(words))
+    place = _first(words)
     end, program = _program(words, place)
     return program if end == place else None
+
+
+def _first(words: Sequence[str]) -> int:
+    """Return the place of the word that names a command; behind all where none does."""
+    return next((place for place, word in enumerate(words) if not stands_before(word)), len(words))
 
 
 def _program(words: Sequence[str], first: int) -> tuple[int, str | None]:
@@ -86,14 +88,6 @@ def _of_python(words: Sequence[str]) -> str | None:
         if not word.startswith("-"):
             return word
     return None
-
-
-def _of_srun(words: Sequence[str], known: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for section, name, value in slurm_entries("srun", words, known):
-        if section == "srun" and name in _COUNTS:
-            yield name, value
-        if name in _CHOICES or (section == "stray" and name.startswith("$")):
-            yield "tasks", "unknown" if section == "stray" else "chosen"
 
 
 def _of_mpi(name: str, words: Sequence[str]) -> Iterator[tuple[str, str]]:

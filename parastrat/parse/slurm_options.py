@@ -11,7 +11,7 @@ from parastrat.parse.form import did_you_mean
 from parastrat.parse.key_names import full_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 #: a letter with its value, or without
 _LETTER = re.compile(r"-([A-Za-z])(.*)")
@@ -22,6 +22,9 @@ _ALIKE = re.compile(r"\s*#([A-Za-z]{5,7})\s+-")
 _WORD = "SBATCH"
 #: words of a directive behind which those of another part of a heterogeneous job stand
 _PARTS = frozenset({"hetjob", "packjob"})
+#: of srun: how many nodes and tasks it starts, and what chooses nodes
+_COUNTS = ("nodes", "ntasks", "ntasks-per-node")
+_CHOICES = ("nodelist", "relative")
 #: what is filled in before Slurm sees it, which may have blanks
 _TEMPLATE = re.compile(r"\{\{.*?\}\}|\{%.*?%\}")
 
@@ -52,6 +55,19 @@ def directive_entries(words: Sequence[str], entry: Mapping[str, Any]) -> Iterato
     """Yield what a directive says, as ``slurm_entries``; nothing of what begins another part of a job."""
     if words and words[0].lower() not in _PARTS:
         yield from slurm_entries("sbatch", words, entry)
+
+
+def step_facts(entries: Iterable[tuple[str, str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield what srun's ``slurm_entries`` say of how much it starts, and where.
+
+    ``nodes``, ``ntasks`` and ``ntasks-per-node`` as far as it is told of them, and ``tasks``: whether they
+    are on chosen nodes, or unknown.
+    """
+    for section, name, value in entries:
+        if name in _COUNTS:
+            yield name, value
+        if name in _CHOICES or (section == "stray" and name.startswith("$")):
+            yield "tasks", "unknown" if section == "stray" else "chosen"
 
 
 def slurm_entries(

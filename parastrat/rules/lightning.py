@@ -45,11 +45,10 @@ def lightning_counts_what_slurm_starts(file: ConfigFile) -> Iterator[Hit]:
         told, number = file.get(f"lightning.{name}"), started[name]
         if told is None or number is None or told == number:
             continue
-        stated = "ranks" if file.get(f"ranks.{option}") is not None else "sbatch"
         yield Hit(
             message=f"{program} trains with {name}={told}, and Slurm starts --{option}={number}",
             fix=f"write Trainer({name}={number}), or --{option}={told}",
-            key=f"sbatch.{option}" if stated == "sbatch" else "ranks",
+            key="ranks" if file.get(f"ranks.{option}") is not None else f"sbatch.{option}",
         )
 
 

@@ -61,16 +61,23 @@ def visit(
     of_each = min(max(first.of_all // present, _LEAST_OF_EACH), first.of_each)
     while len(left):
         at_once = len(left) <= min(_FEW, _TIMES * first.of_each)
-        near = left if at_once else may_be_first(floors, groups, left, of_each)
-        rows = near[np.argsort(floors[near], kind="stable")]
-        if not at_once:
-            rows = rows[place_in_group(groups[rows]) < of_each]
+        rows = _in_order(floors, left) if at_once else first_of_each(floors, groups, left, of_each)
         np.minimum.at(least, groups[rows], judge(rows))
         visited = np.zeros(len(floors), dtype=bool)
         visited[rows] = True
         left = left[~visited[left]]
         left = left[mattering(floors[left], groups[left], limits(least))]
         of_each *= _GROWTH
+
+
+def first_of_each(floors: Any, groups: Any, left: Any, of_each: int) -> Any:
+    """Return of the rows that are left the so many with the least floors of each group, in their order."""
+    near = _in_order(floors, may_be_first(floors, groups, left, of_each))
+    return near[place_in_group(groups[near]) < of_each]
+
+
+def _in_order(floors: Any, rows: Any) -> Any:
+    return rows[np.argsort(floors[rows], kind="stable")]
 
 
 def may_be_first(floors: Any, groups: Any, left: Any, of_each: int) -> Any:

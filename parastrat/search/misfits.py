@@ -10,7 +10,7 @@ import numpy as np
 from parastrat.rules import rejection_masks
 from parastrat.rules.host_memory import host_memory_is_too_small
 from parastrat.rules.memory import does_not_fit
-from parastrat.search.best_first import First, may_be_first, place_in_group, visit
+from parastrat.search.best_first import First, first_of_each, visit
 from parastrat.search.judged import with_memory
 from parastrat.search.obeying import Rejected, attributed
 from parastrat.search.rows import plan_of_row
@@ -142,9 +142,7 @@ class _Nearest:
         """
         floors, groups = rows.memory.ravel(), np.tile(rows.columns.rung, len(rows.memory))
         few = np.arange(len(groups)) if wanted is None else np.flatnonzero(wanted[groups])
-        few = may_be_first(floors, groups, few, _FIRST_OF_EACH)
-        few = few[np.argsort(floors[few], kind="stable")]
-        few = few[place_in_group(groups[few]) < _FIRST_OF_EACH]
+        few = first_of_each(floors, groups, few, _FIRST_OF_EACH)
         if len(few):
             np.minimum.at(least, groups[few], self._judged(rows, few))
         return few

@@ -14,7 +14,7 @@ from parastrat.columns import Columns
 from parastrat.distinct import NUMBERED, distinct
 from parastrat.search.bounded import searched
 from parastrat.search.obeying import obeying
-from parastrat.search.rows import plan_of_row
+from parastrat.search.rows import plan_of_row, stacked
 from parastrat.search.survey import best, in_order, near
 from parastrat.search.visited import Wanted, nothing_of
 
@@ -89,13 +89,10 @@ def _fastest(fits: Columns, job: int) -> Plan:
 
 def _together(several: Sequence[Columns]) -> Columns:
     """Return the meshes of jobs, those of one behind those of another, with ``job``."""
-    counts, first = [len(meshes.pp) for meshes in several], several[0]
-    common = [name for name in first.arrays() if all(meshes.has(name) for meshes in several)]
+    counts = [len(meshes.pp) for meshes in several]
     own = {name: [getattr(meshes, name) for meshes in several] for name in _OF_JOB}
-    return Columns(
+    return stacked(several).joined(
         {
-            **first.numbers(),
-            **{name: np.concatenate([getattr(meshes, name) for meshes in several]) for name in common},
             "job": np.repeat(np.arange(len(several)), counts),
             **{name: np.repeat(each, counts) for name, each in own.items() if len(set(each)) > 1},
         }
