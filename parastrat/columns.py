@@ -81,6 +81,8 @@ class Columns:
     # workload
     global_batch_size: Numbers
     sequence_length: Numbers
+    #: between the blocks: these tokens, or what else a model's samples have
+    positions: Numbers
     without_tokens: Numbers
     optimizer: Numbers
     # model
@@ -102,6 +104,8 @@ class Columns:
     without_experts: Numbers
     #: the first block and the last share a weight
     ties_ends: Numbers
+    #: a block between the ends shares a weight of one of these
+    ties_inside: Numbers
     # hardware
     devices: Numbers
     devices_per_node: Numbers

@@ -214,6 +214,9 @@ class ModelSpec:
     causal: bool
     layers: int  #: repeated blocks, as the runtime finds them in the module
     stacks: int = 1  #: lists that they stand in, such as an encoder's and a decoder's
+    #: of a sample between the blocks, which ranks share evenly or not at all; 0: they never do. None: they
+    #: are its tokens, which can be padded
+    positions: int | None = None
     hidden: int | None = None
     heads: int | None = None
     kv_heads: int | None = None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from parastrat.columns import code_of
 from parastrat.errors import CountError
 from parastrat.model import Family
+from parastrat.remembered import remembered
 from parastrat.units import MOST_CHUNKS, MOST_RANKS, MOST_SAMPLES, MOST_TOKENS
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def workload_columns(workload: Workload) -> dict[str, Any]:
     return {
         "global_batch_size": workload.global_batch_size,
         "sequence_length": workload.sequence_length,
+        "positions": workload.sequence_length,
         "without_tokens": workload.sequence_length is None,
         "loss_chunks": workload.loss_chunks,
         "optimizer": code_of(workload.optimizer),
@@ -48,6 +50,7 @@ def model_columns(model: ModelSpec) -> dict[str, Any]:
     """Return what is trained, as columns."""
     scans = model.scans
     divided = scans if scans and scans.divided else None
+    ties_ends, ties_inside = _ties_of(model)
     return {
         "layers": model.layers,
         "stacks": model.stacks,
@@ -65,13 +68,22 @@ def model_columns(model: ModelSpec) -> dict[str, Any]:
         # of a module that was traced its data flow tells
         "without_heads": model.heads is None and model.family is not Family.MODULE,
         "without_experts": model.experts is None,
-        "ties_ends": not _tied_in(model.blocks[0]).isdisjoint(_tied_in(model.blocks[-1])),
-    }
+        "ties_ends": ties_ends,
+        "ties_inside": ties_inside,
+    } | ({} if model.positions is None else {"positions": model.positions})
 
 
 def _tied_in(block: Block) -> set[str]:
     """Return the groups of tied weights that a block has a part in."""
     return {group.tie_group for group in block.parameters if group.tie_group is not None}
+
+
+@remembered
+def _ties_of(model: ModelSpec) -> tuple[bool, bool]:
+    """Return whether the ends share a weight, and whether a block between them does with one of them."""
+    first, *inside = (_tied_in(block) for block in model.blocks)
+    last = inside.pop() if inside else first
+    return not first.isdisjoint(last), any(not own.isdisjoint(first | last) for own in inside)
 
 
 def hardware_columns(hardware: Hardware) -> dict[str, Any]:

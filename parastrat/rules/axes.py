@@ -13,12 +13,17 @@ from parastrat.rules.rule import plan_rule
 if TYPE_CHECKING:
     from parastrat.case import Case
     from parastrat.columns import Columns
-    from parastrat.units import Mask
+    from parastrat.units import Mask, Numbers
 
 _TITAN = "https://github.com/pytorch/torchtitan/blob/b5bcd76/torchtitan"
 _MEGATRON = "https://github.com/NVIDIA/Megatron-LM/blob/d98e8a6/megatron"
 
 _NONE = code_of(Shard.NONE)
+
+
+def are_shared(positions: Numbers, ranks: Numbers) -> Mask:
+    """Return whether ranks have equally many of a sample's positions each; of 0 they have none."""
+    return (positions > 0) & (positions % ranks == 0)
 
 
 @plan_rule(
@@ -56,13 +61,19 @@ def sequence_does_not_divide(p: Columns) -> Mask:
     The reduce-scatter behind every row-parallel layer hands each tp rank an equal part of its sequence
     chunk; a remainder is a shape error in the first forward.
     """
-    return (p.sequence_parallel == 1) & (p.tp > 1) & (p.sequence_length % (p.cp * p.tp) != 0)
+    return (p.sequence_parallel == 1) & (p.tp > 1) & (p.positions % (p.cp * p.tp) != 0)
 
 
 @sequence_does_not_divide.message
 def _(case: Case) -> Hit:
-    mesh, length = case.plan.mesh, case.workload.sequence_length or 1
+    mesh, length = case.plan.mesh, case.workload.sequence_length
     parts = mesh.cp * mesh.tp
+    if length is None or length % parts == 0:
+        return Hit(
+            message=f"the {case.model.positions:,} positions of each sample of {case.model.name} do not "
+            f"divide over tp {mesh.tp}",
+            fix="turn sequence_parallel off: they are the model's own",
+        )
     return Hit(
         message=f"a sequence of {length:,} tokens does not divide over cp {mesh.cp} x tp {mesh.tp} = "
         f"{parts}",
@@ -81,7 +92,7 @@ def tensor_without_sequence_parallel(p: Columns) -> Mask:
     Norms, dropouts and residuals between the tensor-parallel regions are otherwise kept and computed in
     full on every rank. The all-reduce becomes a reduce-scatter and an all-gather of the same total size.
     """
-    return (p.tp > 1) & (p.sequence_parallel == 0)
+    return (p.tp > 1) & (p.sequence_parallel == 0) & are_shared(p.positions, p.cp * p.tp)
 
 
 @tensor_without_sequence_parallel.message

@@ -160,6 +160,13 @@ def endpoint_of(file: ConfigFile) -> tuple[str, str] | None:
     return None
 
 
+def is_of_one_host(address: str) -> bool:
+    """Whether a host's name or address, with or without a port, means on each host that one itself."""
+    host = address.partition(":")[0]
+    bare = address.removeprefix("[").partition("]")[0]
+    return host.partition(".")[0] in ("localhost", "127") or host == "0.0.0.0" or bare == "::1"  # noqa: S104
+
+
 def gpus_of_node(file: ConfigFile) -> int | None:
     """Return the GPUs that a job asks for on a node; None if unknown."""
     several = [gpus_of(file, f"sbatch.{name}") for name in ("gpus-per-node", "gres")]

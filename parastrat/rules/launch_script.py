@@ -10,6 +10,7 @@ from parastrat.finding import Hit, Severity
 from parastrat.rules.launch_facts import (
     count_of,
     endpoint_of,
+    is_of_one_host,
     is_partly_unknown,
     is_static,
     nodes_of,
@@ -27,7 +28,6 @@ _TORCHRUN = "https://docs.pytorch.org/docs/stable/elastic/run.html"
 _SBATCH = "https://slurm.schedmd.com/sbatch.html"
 _FORMAT = ConfigFormat.SCRIPT
 
-_LOOPBACK = ("localhost", "127.", "[::1]", "::1")
 #: what each node calls itself, and what may call the node that submitted the job
 _OWN_NAME = re.compile(r"\$\(hostname|`hostname|\$\{?HOSTNAME\b")
 _SUBMITTER = re.compile(r"SLURM_LAUNCH_NODE_IPADDR")
@@ -70,7 +70,7 @@ def nodes_meet_outside_themselves(file: ConfigFile) -> Iterator[Hit]:
     nodes, stated = nodes_of(file), endpoint_of(file)
     if file.get("started.by") == "script" and is_static(file) and rank_of(file) == "0":
         return
-    if stated is not None and nodes is not None and nodes > 1 and stated[1].startswith(_LOOPBACK):
+    if stated is not None and nodes is not None and nodes > 1 and is_of_one_host(stated[1]):
         yield Hit(
             message=f"{nodes} nodes are to meet at {stated[1]}",
             fix='write the first node\'s name: scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1',

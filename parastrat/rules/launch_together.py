@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from parastrat.config_file import FILLED_IN, ConfigFormat, whole_number
 from parastrat.finding import Hit, Severity
+from parastrat.rules.launch_facts import is_of_one_host
 from parastrat.rules.launchers import DEEPSPEED, launcher_of
 from parastrat.rules.rule import file_rule
 
@@ -23,7 +24,6 @@ _DEEPSPEEDS = "29500"
 _SERVERS = ("etcd", "etcd-v2")
 #: rendezvous that a launch opens a port for
 _STORES = ("static", "c10d")
-_HERE = ("localhost", "127.0.0.1")
 
 
 def _port(launch: Mapping[str, Any]) -> int | None:
@@ -36,8 +36,8 @@ def _port(launch: Mapping[str, Any]) -> int | None:
     is_torchs = options.get("rdzv-backend", "static") in _STORES
     if "standalone" in options or options.get("nnodes", "1") != "1" or not is_torchs:
         return None
-    host, _, port = options.get("rdzv-endpoint", f"localhost:{options.get('master-port')}").partition(":")
-    return whole_number(port) if host in _HERE else None
+    endpoint = options.get("rdzv-endpoint", f"localhost:{options.get('master-port')}")
+    return whole_number(endpoint.rpartition(":")[2]) if is_of_one_host(endpoint) else None
 
 
 @file_rule("PS535", Severity.ERROR, _FORMAT, source=_TORCHRUN, covers=("PIT505",))
@@ -73,7 +73,7 @@ def jobs_at_a_server_have_their_own_ids(file: ConfigFile) -> Iterator[Hit]:
     backend, endpoint = (str(file.get(f"torchrun.rdzv-{name}")) for name in ("backend", "endpoint"))
     known = file.get("started.options") is None and file.get("env.PET_RDZV_ID") is None
     # one that only the shell knows may be the job's own
-    is_shared = not FILLED_IN.search(endpoint) and not endpoint.startswith(("localhost", "127.", "None"))
+    is_shared = not FILLED_IN.search(endpoint) and endpoint != "None" and not is_of_one_host(endpoint)
     if backend in _SERVERS and known and is_shared and file.get("torchrun.rdzv-id") in (None, "", "none"):
         yield Hit(
             message=f"--rdzv-backend {backend} without --rdzv-id: this job's id is none, as any other's",

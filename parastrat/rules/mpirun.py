@@ -1,10 +1,10 @@
-"""PS566 and PS567: hosts of Open MPI, and what its ranks on them are handed."""
+"""PS566, PS567 and PS570: ranks that MPI's launcher starts, their hosts, and what they are handed."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from parastrat.config_file import ConfigFormat, whole_number
+from parastrat.config_file import FILLED_IN, ConfigFormat, whole_number
 from parastrat.finding import Hit, Severity
 from parastrat.rules.rank_facts import ranks_of
 from parastrat.rules.rule import file_rule
@@ -44,6 +44,23 @@ def hosts_have_slots_for_ranks(file: ConfigFile) -> Iterator[Hit]:
         fix="write --host " + ",".join(f"{name}:{each}" for name, *_ in several),
         key="ranks",
     )
+
+
+@file_rule("PS570", Severity.ERROR, _FORMAT, source=_MPIRUN)
+def some_ranks_are_started(file: ConfigFile) -> Iterator[Hit]:
+    """MPI's launcher is told of a whole number of ranks, 1 or more.
+
+    It stops at anything else, or takes an option that follows in the number's place for it.
+    """
+    stated = file.get("ranks.n")
+    if file.get("ranks.by") != "mpirun" or not isinstance(stated, str) or FILLED_IN.search(stated):
+        return
+    if not whole_number(stated):
+        yield Hit(
+            message=f"{stated or 'nothing'} stands for the number of ranks",
+            fix="write how many processes are to run, on all hosts together: -n 8",
+            key="ranks",
+        )
 
 
 @file_rule("PS567", Severity.WARNING, _FORMAT, source=_MPIRUN)

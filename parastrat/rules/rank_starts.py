@@ -12,6 +12,7 @@ from parastrat.rules.launch_facts import (
     TASK_KEYS,
     count_of,
     gpus_of_node,
+    is_of_one_host,
     variable_in,
 )
 from parastrat.rules.rank_facts import (
@@ -38,7 +39,6 @@ _FORMAT = ConfigFormat.SCRIPT
 
 #: what MPI's launchers give each process, and nobody has where they are called
 _OF_MPI = ("OMPI_COMM_WORLD_", "PMI_", "PMIX_", "MPI_LOCALRANKID", "MV2_COMM_WORLD_")
-_HERE = ("localhost", "127.0.0.1", "::1", "0.0.0.0")  # noqa: S104 - what a script says
 _NODES = ("SLURM_NNODES", "SLURM_JOB_NUM_NODES")
 _TASKS_OF_NODE = ("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE")
 #: what may start processes of a job beside Python: a command, or a script that is not read here
@@ -117,8 +117,8 @@ def others_find_the_first_rank(file: ConfigFile) -> Iterator[Hit]:
     """
     value = exported(file, "MASTER_ADDR")
     hosts = {host.partition(":")[0] for host in str(file.get("ranks.host") or "").split(",")}
-    several = (nodes_of_ranks(file) or 0) > 1 or (len(hosts) > 1 and hosts.isdisjoint(_HERE))
-    if value in _HERE and several and file.get("ranks.shell") is None:
+    several = (nodes_of_ranks(file) or 0) > 1 or (len(hosts) > 1 and not any(map(is_of_one_host, hosts)))
+    if value is not None and is_of_one_host(value) and several and file.get("ranks.shell") is None:
         by_srun = file.get("ranks.by") == "srun"
         first = (
             '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)' if by_srun else "the first host"

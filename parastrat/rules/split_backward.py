@@ -130,3 +130,30 @@ def _(case: Case) -> Hit:
         "both share would be sharded twice",
         fix="set pp_schedule = Interleaved1F1B or 1F1B, or plan replicas: shard = none over dp_replicate",
     )
+
+
+@plan_rule(
+    "PS720",
+    Severity.ERROR,
+    source="https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html",
+)
+def weight_of_the_middle_is_sharded_twice(p: Columns) -> Mask:
+    """An interleaved schedule cannot shard a weight that the middle of a model shares with an end.
+
+    So do decoders behind encoders, whose embedding is the head's weight or the encoder's. Each rank has
+    stages all over the model, and that of the middle is mostly on the rank of the first or the last, where
+    FSDP2 would shard the weight in both.
+    """
+    sharded = (p.shard == code_of(Shard.PARAMETERS)) & (p.dp_shard * p.cp > 1)
+    looped = (p.pp > 1) & (p.virtual_stages > 1) & (is_any_of(p.pp_schedule, _BENT) == 0)
+    return looped & sharded & (p.ties_inside == 1) & (p.dtensors == 1)
+
+
+@weight_of_the_middle_is_sharded_twice.message
+def _(case: Case) -> Hit:
+    stages = case.plan.virtual_stages
+    return Hit(
+        message=f"with {stages} stages a rank a weight that the middle of {case.model.name} shares with an "
+        "end would be sharded twice",
+        fix="set virtual_stages = 1 with 1F1B, or plan replicas: shard = none over dp_replicate",
+    )

@@ -38,6 +38,8 @@ class _Choices(NamedTuple):
     asks_ep: bool
     #: what data ranks divide, a divisor of the devices; all of them: whether they do is asked later
     batch: int
+    #: of a model whose samples are no tokens
+    positions: int | None
 
 
 #: meshes that were made
@@ -91,7 +93,7 @@ def _making(choices: _Choices) -> dict[str, Any]:
     # the first arrays of a process are those of meshes
     keep_freed()
     table, places = _every(choices)
-    table |= shape_columns(table)
+    table |= shape_columns(table, choices.positions)
     meshes = Columns(table)
     stages, width = places["pp"], _numbered(places["cp"], places["tp"], places["ep"])
     table |= {
@@ -171,4 +173,5 @@ def _choices(facts: Facts, fixed: Constraints) -> _Choices:
         dp_replicate=fixed.dp_replicate,
         asks_ep=fixed.ep is not None,
         batch=facts.hardware.world_size,
+        positions=model.positions,
     )

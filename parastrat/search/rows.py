@@ -21,6 +21,7 @@ from parastrat.plan import (
     Recompute,
     Shard,
 )
+from parastrat.rules.axes import are_shared
 from parastrat.rules.backend import decide_backend
 from parastrat.workload import Precision
 
@@ -80,9 +81,12 @@ class Constraints:
         return self.pp_schedule is not None or (self.virtual_stages or 1) > 1
 
 
-def shape_columns(table: dict[str, Any]) -> dict[str, Any]:
-    """Return the columns that follow from the mesh."""
+def shape_columns(table: dict[str, Any], positions: int | None) -> dict[str, Any]:
+    """Return the columns that follow from the mesh, and from positions that are no tokens."""
     dp = table["dp_replicate"] * table["dp_shard"]
+    shares = table["tp"] > 1
+    if positions is not None:
+        shares &= are_shared(positions, table["cp"] * table["tp"])
     return {
         "dp": dp,
         "world_size": table["pp"] * dp * table["cp"] * table["tp"],
@@ -90,7 +94,7 @@ def shape_columns(table: dict[str, Any]) -> dict[str, Any]:
         "shard": np.where(
             table["dp_shard"] * table["cp"] > 1, code_of(Shard.PARAMETERS), code_of(Shard.NONE)
         ),
-        "sequence_parallel": table["tp"] > 1,
+        "sequence_parallel": shares,
         "loss_parallel": table["tp"] > 1,
     }
 

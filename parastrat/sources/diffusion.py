@@ -98,6 +98,7 @@ def diffusion_transformer(
         precision=precision,
         causal=False,
         layers=network.layers,
+        positions=network.tokens,
         hidden=network.hidden,
         heads=network.heads,
         kv_heads=network.heads,

@@ -81,6 +81,7 @@ def transformer(
         causal=causal,
         layers=layers,
         stacks=2 if architecture.family is Family.ENCODER_DECODER else 1,
+        positions=image.tokens if image else None,
         hidden=architecture.hidden,
         heads=architecture.heads or None,
         kv_heads=architecture.kv_heads or None,

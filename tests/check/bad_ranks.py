@@ -54,6 +54,9 @@ RANKS = (
     _bad("without slots", MPI, _HOSTS, "node1,node2", "PS566", ".sh"),
     _bad("without slots beside parameters", MPI, _HOSTS, "node1,node2 --mca btl tcp,self", "PS566", ".sh"),
     _bad("with too few slots", MPI, _HOSTS, "node1:8,node2:4", "PS566", ".sh"),
+    _bad("less than no rank", MPI, "-np 16", "-np -3", "PS570", ".sh"),
+    _bad("no rank", MPI, "-np 16", "-np 0", "PS570", ".sh"),
+    _bad("no number of ranks", MPI, "-np 16", "-np all", "PS570", ".sh"),
     _bad("without settings", MPI, " -x NCCL_DEBUG", "", "PS567", ".sh"),
     _bad(
         "without settings of a file", MPI, f"--host {_HOSTS} -x MASTER_ADDR", "--hostfile h", "PS567", ".sh"

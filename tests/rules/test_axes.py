@@ -18,10 +18,20 @@ def test_sequence_does_not_divide() -> None:
     assert "PS211" not in codes(sequence_parallel=False, tp=8, sequence_length=1020)
 
 
+def test_positions_of_images_do_not_divide() -> None:
+    assert "PS211" in codes(sequence_parallel=True, tp=2, sequence_length=None, positions=197)
+    assert "PS211" not in codes(sequence_parallel=True, tp=2, sequence_length=None, positions=196)
+    # of a model that shares none ranks have them all
+    assert "PS211" not in codes(sequence_parallel=True, tp=2, sequence_length=None, positions=0)
+
+
 def test_tensor_without_sequence_parallel() -> None:
     assert "PS212" in codes(tp=2)
     assert "PS212" not in codes(tp=2, sequence_parallel=True)
     assert "PS212" not in codes(tp=1)
+    assert "PS212" in codes(tp=2, positions=196)
+    assert "PS212" not in codes(tp=2, positions=197)
+    assert "PS212" not in codes(tp=2, positions=0)
 
 
 def test_nothing_to_shard_over() -> None:

@@ -55,7 +55,7 @@ PS501 PS502 PS503 PS504 PS505 PS506
 PS511 PS512 PS513 PS514 PS515 PS516 PS517 PS518 PS519 PS520 PS521 PS522 PS523 PS524
 PS525 PS526 PS527 PS528 PS529 PS530 PS531 PS532 PS533 PS534 PS535 PS536 PS537 PS538 PS539 PS540
 PS541 PS542 PS543 PS544 PS545 PS546 PS547 PS548 PS549 PS550 PS551 PS552 PS553
-PS554 PS555 PS556 PS557 PS558 PS559 PS560 PS561 PS562 PS563 PS564 PS565 PS566 PS567 PS568 PS569
+PS554 PS555 PS556 PS557 PS558 PS559 PS560 PS561 PS562 PS563 PS564 PS565 PS566 PS567 PS568 PS569 PS570
 PS600 PS601 PS602 PS603 PS604 PS605 PS606 PS607 PS608 PS609
 PS610 PS611 PS612 PS613 PS614 PS615 PS616 PS617 PS618 PS619 PS620 PS621 PS622 PS623 PS624
 PS625 PS626 PS627 PS628 PS629
@@ -66,7 +66,7 @@ PS667 PS668 PS669 PS670 PS671 PS672 PS673 PS674 PS675 PS676 PS677
 PS678 PS679 PS680 PS681 PS682 PS683 PS684 PS685 PS686 PS687 PS688 PS689 PS690 PS691
 PS692 PS693 PS694 PS695 PS696 PS697 PS698 PS699
 PS701 PS702 PS703 PS704 PS705 PS706 PS707 PS708 PS709 PS710 PS711 PS712 PS713 PS714 PS715 PS716 PS717 PS718
-PS719
+PS719 PS720
 PS801 PS802 PS803 PS804 PS805 PS811 PS812 PS813 PS814 PS815 PS816
 """,
 )
@@ -141,7 +141,7 @@ def test_conditions_use_operators_alone() -> None:
 
 def _of_columns(node: ast.AST) -> bool:
     """Whether it calls what takes columns as well as numbers."""
-    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("code_of", "is_any_of")
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("code_of", "is_any_of", "are_shared")
 
 
 ROWS = 4000
@@ -194,11 +194,13 @@ def grid(rows: int = ROWS) -> dict[str, Any]:
                 "without_heads",
                 "without_experts",
                 "ties_ends",
+                "ties_inside",
             )
         },
         "cp_method": one_of(0, 1),
         "global_batch_size": np.where(exact, micro * steps * dp, one_of(1, 7, 64, 512)),
         "sequence_length": one_of(1020, 1024, 65536),
+        "positions": one_of(0, 197, 256, 1020, 1024),
         "loss_chunks": one_of(1, 1, 1, 8),
         "optimizer": choices(Optimizer),
         "layers": one_of(2, 6, 8, 30, 61),

@@ -69,3 +69,23 @@ def test_tied_weight_is_sharded_twice() -> None:
         {"dtensors": False},
     ):
         assert "PS719" not in piped(**(bent | sharded | other))
+
+
+def test_weight_of_the_middle_is_sharded_twice() -> None:
+    table = Parameters(trainable=8, split=Split.VOCABULARY, tie_group="table")
+    tied, alone = (block(parameters=(own,), unit=False) for own in (table, replace(table, tie_group=None)))
+    looped = {"pp_schedule": PipelineSchedule.INTERLEAVED, "virtual_stages": 2}
+    sharded = {"dp_shard": 2, "shard": Shard.PARAMETERS}
+    for blocks in ((tied, alone, tied, alone), (alone, tied, alone, tied)):
+        assert "PS720" in piped(**looped, **sharded, blocks=blocks)
+    for other in (
+        {"pp_schedule": PipelineSchedule.DUAL_PIPE_V},
+        {"pp_schedule": PipelineSchedule.ONE_F_ONE_B, "virtual_stages": 1},
+        {"blocks": (tied, alone, alone, tied)},
+        {"blocks": (alone, tied, tied, alone)},
+        {"shard": Shard.NONE},
+        {"dp_shard": 1},
+        {"pp": 1},
+        {"dtensors": False},
+    ):
+        assert "PS720" not in piped(**{**looped, **sharded, "blocks": (tied, alone, tied, alone), **other})

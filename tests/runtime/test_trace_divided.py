@@ -33,6 +33,16 @@ def traced(module: Any, *arguments: Any) -> ModelSpec:
     return source(module, *arguments).at(LENGTH, Precision.BF16, Kernels.EAGER)
 
 
+class Dropping(Attention):
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.drop(super().forward(x))
+        return out
+
+
 def by_split(block: Block) -> dict[Split, int]:
     found = dict.fromkeys((group.split for group in block.parameters), 0)
     for group in block.parameters:
@@ -90,6 +100,22 @@ def test_what_is_whole_in_blocks_is_divided_along_the_sequence() -> None:
     assert kept.replicated == 2 * wide
     assert kept.sequence == pytest.approx(2 * wide, rel=0.1)
     assert kept.tensor == pytest.approx((2 + 2 * GROUPS / HEADS + 8) * wide, rel=0.05)
+
+
+def test_positions_are_told_where_they_are_no_tokens() -> None:
+    config, build = hugging_face("vit")
+
+    def images(samples: int, _: int | None) -> dict[str, torch.Tensor]:
+        return {"pixel_values": torch.zeros(samples, 3, 64, 64)}
+
+    with torch.device("meta"):
+        model = traced_module(build(config), ref="vit", sample_inputs=images)
+    assert model.layout.sequence
+    # 16 patches and a class token
+    assert model.at(None, Precision.BF16, Kernels.EAGER).positions == 17
+    # those of the others are tokens, or none of them is shared
+    assert traced(Reader).positions is None
+    assert traced(Reader, Dropping).positions == 0
 
 
 def test_logits_are_divided_for_a_loss_outside() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -56,6 +57,20 @@ def facts(model: str, on: str) -> Facts:
 def rows_of(columns: Columns, names: Any) -> list[tuple[int, ...]]:
     read = [np.broadcast_to(getattr(columns, name), len(columns.pp)).tolist() for name in names]
     return list(zip(*read, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("model", "sharing"), [("vit-l-16", set()), ("dit-xl-2", {2, 4, 8}), ("llama-3.1-8b", {2, 4, 8})]
+)
+def test_positions_that_cannot_be_padded_are_shared_evenly_or_not(model: str, sharing: set[int]) -> None:
+    source = load_source(model)
+    assert source is not None
+    length = 2048 if source.has_tokens else None
+    given = facts("llama-3.1-8b", "dgx-h100:1")
+    given = replace(given, model=source.at(length, Precision.BF16_MIXED, given.stack.kernels))
+    meshes = meshes_of(given, Constraints())
+    assert set(meshes.tp.tolist()) >= {1, 2, 4, 8}
+    assert set(meshes.tp[meshes.sequence_parallel].tolist()) == sharing
 
 
 @pytest.mark.parametrize(("model", "on", "fixed"), SPACES)

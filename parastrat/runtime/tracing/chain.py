@@ -37,6 +37,8 @@ class Chain:
     causal: bool
     #: of every attention that tensor parallelism divides a multiple of these; 0 where it divides none
     heads: int
+    #: of a sample between the blocks, where tensor parallelism divides along these; 0: it does not
+    positions: int
     #: bytes of what it makes once and holds
     tables: int
     caveats: tuple[str, ...]
@@ -110,6 +112,7 @@ def chain_of(
         blocks=merged(drafts),
         causal=any(call.causal for call in calls),
         heads=gcd(*map(_heads, calls)),
+        positions=small.dividing.positions // SAMPLES[0],
         tables=small.behind.tables,
         caveats=(*_linearity(traced), *_recompute_caveats(calls), *use.caveats),
     )

@@ -28,6 +28,11 @@ class Dividing:
         """Whether anything is divided."""
         return bool(self._division.roles)
 
+    @property
+    def positions(self) -> int:
+        """Samples times positions of what is divided along these between the blocks; 0: nothing is."""
+        return self._positions if self._division.sequence else 0
+
     def of_parameter(self, name: str) -> Split:
         """Return what divides a parameter."""
         return self._division.of_parameter(name)

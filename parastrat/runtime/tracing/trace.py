@@ -182,6 +182,7 @@ def _traced(
         causal=chain.causal,
         layers=repeated.count,
         stacks=max(len(repeated.containers), 1),
+        positions=None if chain.positions == sequence_length else chain.positions,
         hidden=getattr(config, "hidden_size", None),
         divisible=divisible(module, source.layout, chain.heads),
         vocab=vocabulary_rows(module, source.layout) or getattr(config, "vocab_size", None)
