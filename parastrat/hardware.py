@@ -183,6 +183,9 @@ class Device:
     #: together: of products, and of what is made in memory; None: as much
     whole_products: float | None = None
     whole_memory: float | None = None
+    #: of a processor, the rate at which its system gives a process memory anew, cleared page by page as it
+    #: is first written, beside what that takes; None: unknown, and not counted
+    fresh_bytes_per_s: float | None = None
     compute_capability: str | None = None
     power_w: float | None = None
     provenance: tuple[Provenance, ...] = ()

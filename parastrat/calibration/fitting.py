@@ -116,6 +116,11 @@ def _device(
         "memory_bytes_per_s": _of_one(of[Operation.COPY][0], 2 * of[Operation.COPY][0].wanted.bytes),
         "launch_s": (of[Operation.LAUNCH][0].seconds, of[Operation.LAUNCH][0].spread),
     }
+    for each in of[Operation.MAKE]:
+        # what was made was read from another tensor, and written
+        beside = each.seconds - 2 * each.wanted.bytes / figures["memory_bytes_per_s"][0]
+        if beside > 0:
+            figures["fresh_bytes_per_s"] = each.wanted.bytes / beside, each.spread
     for each in of[Operation.ATTENTION]:
         # a query sees half of the keys in the mean
         tokens = each.wanted.sides[0]

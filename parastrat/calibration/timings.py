@@ -122,7 +122,7 @@ def wanted(hardware: Hardware) -> tuple[Wanted, ...]:
     ]
     if not processor:
         several.append(Wanted(operation=Operation.UPLOAD, bytes=_COPIED[processor] >> 2))
-    if processor and hardware.devices_per_node > 1:
+    else:
         several.append(Wanted(operation=Operation.MAKE, bytes=_MADE))
     if hardware.devices_per_node > 1:
         several += [

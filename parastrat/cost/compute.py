@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.cost.attention import attention_times
+from parastrat.cost.fresh import fresh_s
 from parastrat.cost.operators import SPLITS, beside, operator_table
 from parastrat.cost.products import products_s
 from parastrat.model import Split
@@ -66,12 +67,15 @@ class BlockTimes:
     traffic_forward: Seconds
     #: backward's traffic over forward's
     traffic_again: float
+    #: to get memory anew
+    fresh_forward: Seconds
+    fresh_backward: Seconds
     launch_forward: Seconds
 
     @cached_property
     def forward(self) -> Seconds:
         kernels = self.matmul_forward + self.attention_forward + self.scan_forward + self.traffic_forward
-        return joined(kernels, self.launch_forward)
+        return joined(kernels + self.fresh_forward, self.launch_forward)
 
     @cached_property
     def backward(self) -> Seconds:
@@ -95,6 +99,7 @@ class BlockTimes:
             + self.attention_backward
             + _SCAN_BACKWARD * self.scan_forward
             + self.traffic_again * self.traffic_forward
+            + self.fresh_backward
         )
 
     def recomputed(self, policy: Recompute) -> Seconds:
@@ -133,6 +138,7 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
     table, shares = operator_table(blocks), _shares(c)
     forward, backward, of_weights = products_s(facts, table.products, shares, c)
     attention = attention_times(facts, table, shares, c.cp)
+    made, again = fresh_s(facts, blocks, table.products, shares, c)
     byte_s = 1 / device.memory_bytes_per_s
     moved_s = (stack.dispatched_factor if dispatched else stack.elementwise_factor) * byte_s
     launches = beside(table.launches, c) * each + attention.dispatches * stack.launches_per_dispatch
@@ -152,6 +158,8 @@ def block_times(facts: Facts, blocks: tuple[Block, ...], c: Columns) -> BlockTim
         scan_forward=_divided(table.scans, shares) * _SCAN_TRAFFIC * byte_s if table.scans.any() else 0.0,
         traffic_forward=_traffic_bytes(facts, blocks, shares, c) * moved_s,
         traffic_again=_DISPATCHED_BACKWARD if dispatched else 2.0,
+        fresh_forward=made,
+        fresh_backward=again,
         launch_forward=launches * (0.0 if stack.captured else device.launch_s),
     )
 

@@ -33,7 +33,7 @@ def products_s(
     Backward has two of each: of the input (m, k, n) and, where there are weights, of those (n, k, m).
     """
     curve = facts.hardware.device.matmul
-    m, n, k = _sides(products, c, facts.model.experts)
+    m, n, k = sides_of(products, c, facts.model.experts)
     flops = beside(products.flops, c) * shares[products.split]
     ideal = flops / beside(_fastest(facts, products) * transformed(facts, products), c)
     unaligned = slower(facts, products, (n, k), c)
@@ -174,7 +174,7 @@ def _transposes(facts: Facts) -> bool:
     return below is None or not major.isdigit() or int(major) < below
 
 
-def _sides(products: Products, c: Columns, experts: int | None) -> tuple[Numbers, Numbers, Numbers]:
+def sides_of(products: Products, c: Columns, experts: int | None) -> tuple[Numbers, Numbers, Numbers]:
     """Return one rank's m, n and k of products; at least 1, so that unknown shapes stay finite."""
     d = division(c)
     m = np.maximum(beside(products.m, c) * c.micro_batch_size / c.cp, 1)

@@ -28,6 +28,7 @@ _POSITIVE = (
     "device.matmul.ceiling",
     "device.whole_products",
     "device.whole_memory",
+    "device.fresh_bytes_per_s",
     "scale_up.bytes_per_s",
     "scale_out.bytes_per_s",
 )

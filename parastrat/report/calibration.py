@@ -23,6 +23,7 @@ _TOLD = {
     "device.sustained.fp32": ("fp32 products", "GFLOP/s", GB),
     "device.sustained.bf16": ("bf16 products", "GFLOP/s", GB),
     "device.memory_bytes_per_s": ("memory, read and written", "GB/s", GB),
+    "device.fresh_bytes_per_s": ("memory that the system gives anew", "GB/s", GB),
     "device.launch_s": ("launch of one operator", "us", MICRO),
     "device.attention_efficiency": ("attention over products", "%", 0.01),
     "device.whole_products": ("products of one process alone", "%", 0.01),

@@ -151,6 +151,7 @@ def single_device(hardware: Hardware) -> Hardware:
             memory_bytes=device.memory_bytes * count,
             usable_memory_bytes=device.usable_memory_bytes * count,
             memory_bytes_per_s=device.memory_bytes_per_s * memory,
+            fresh_bytes_per_s=device.fresh_bytes_per_s and device.fresh_bytes_per_s * memory,
             peak=device.peak.times(count),
             sustained=device.sustained.times(products),
         )

@@ -91,6 +91,8 @@ def test_one_time_gives_one_figure() -> None:
     assert device.memory_bytes_per_s == pytest.approx(COPY_RATE)
     assert device.launch_s == LAUNCH_S
     assert device.attention_efficiency == pytest.approx(ATTENTION)
+    # a byte that is made is read and written as well
+    assert 1 / MAKE_RATE == pytest.approx(2 / COPY_RATE + 1 / (device.fresh_bytes_per_s or 1))
 
 
 def test_collectives_give_the_link() -> None:
@@ -120,6 +122,7 @@ def test_what_was_measured_says_so_and_what_was_not_stays() -> None:
         "memory_bytes_per_s",
         "launch_s",
         "attention_efficiency",
+        "fresh_bytes_per_s",
         "matmul",
     }
     assert all(known[field].kind is FigureKind.MEASURED for field in measured)
