@@ -205,7 +205,7 @@ def patches(setting: Setting) -> Block:
     part = Part(
         parameters=(Parameters(trainable=(inputs + 1) * a.hidden + (1 + tokens) * a.hidden),),
         operators=(convolution(patches, a.hidden, inputs),),
-        # autocast's copy of images in fp32, which stay
+        # autocast copies images in fp32, which stay
         saved=Saved(replicated=(b + (_FP32 if setting.autocast else 0)) * inputs * patches),
     )
     block = end_block(setting, "patches", 1, part, unit=False)
@@ -238,6 +238,8 @@ def spectrogram(setting: Setting) -> Block:
     if audio is None:
         raise ValueError("the architecture hears nothing")
     bands, outputs = audio.channels * audio.frames, a.hidden * (audio.frames + tokens)
+    # autocast copies bands in fp32, which stay
+    heard = (b + (_FP32 if setting.autocast else 0)) * bands
     between = a.hidden * audio.frames if not setting.kernels.compiled else 0
     weights = (_SPEECH_KERNEL * (audio.channels + a.hidden) + 2) * a.hidden
     part = Part(
@@ -247,7 +249,7 @@ def spectrogram(setting: Setting) -> Block:
             convolution(tokens, a.hidden, _SPEECH_KERNEL * a.hidden),
             elementwise(b * (2 * outputs + 2 * a.hidden * tokens), Split.REPLICATED),
         ),
-        saved=Saved(replicated=b * (bands + outputs + between)),
+        saved=Saved(replicated=heard + b * (outputs + between)),
     )
     block = end_block(setting, "spectrogram", 1, part, unit=False)
     # gradients of the longest tensor and of its source

@@ -78,13 +78,13 @@ def layer(
     a, width = setting.architecture, setting.stream * setting.tokens * setting.architecture.hidden
     crossed, alone = memory_tokens is not None, causal and memory_tokens is None
     memory = setting.stream * (memory_tokens or 0) * a.hidden
-    first, *norms = [_norm_at(setting, index, mixed=mixed) for index in range(a.layer_norms)]
+    norms = [_norm_at(setting, index, mixed=mixed) for index in range(a.layer_norms)]
     attended = joined(attention(setting, causal=causal), kept_biases(setting, causal=causal))
     crossing = _crossing(setting, memory_tokens)
     fed = mixture(setting) if mixed else feed_forward(setting)
     masks = dropout_masks(setting, branches=_ADDITIONS + crossed)
     routed = a.experts.top_k if mixed and a.experts else 0
-    part, second = joined(first, *norms, attended, crossing, fed, masks), joined(*norms)
+    part, second = joined(*norms, attended, crossing, fed, masks), joined(*norms[1:])
     moments = layer_moments(setting, second, fed, part, mixed=mixed)
     if is_biased(setting) and setting.kernels.eager:
         moments += (at_biases(setting, joined(second, crossing, fed, masks), part),)

@@ -7,7 +7,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from parastrat.errors import ModelError
-from parastrat.model import Autocast, Block, Family, ModelSpec, Split
+from parastrat.model import Block, Family, ModelSpec, Split
+from parastrat.sources.casts import with_autocast
 from parastrat.sources.ends import classifier, embedding, head, patches
 from parastrat.sources.feed_forward import computed_experts
 from parastrat.sources.hybrid import hybrid_layers, next_tokens, scans_of
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 #: of a model; the deepest published has 1,000 (DeepNet, arXiv:2203.00555)
 _MOST_LAYERS = 10_000
-#: formats in which autocast computes where weights are not cast as they are gathered
-_AUTOCAST = (Precision.BF16_MIXED, Precision.FP16_MIXED)
 
 
 def transformer(
@@ -47,9 +46,7 @@ def transformer(
     setting = Setting(
         architecture=architecture, tokens=tokens, element=precision.compute_bytes, kernels=kernels
     )
-    blocks = _chain(setting)
-    if kernels.eager and precision in _AUTOCAST:
-        blocks = _with_autocast(blocks, _chain(replace(setting, autocast=True)))
+    blocks = with_autocast(lambda cast: _chain(replace(setting, autocast=cast)), precision, kernels)
     total, active = _counts(blocks, architecture)
     causal = architecture.family in (Family.DECODER, Family.ENCODER_DECODER)
     return ModelSpec(
@@ -92,27 +89,6 @@ def _chain(setting: Setting) -> tuple[Block, ...]:
         layers = layer(setting, setting.architecture.layers, causal=False)
         return patches(setting), layers, classifier(setting)
     return _single_stack(setting)
-
-
-def _with_autocast(blocks: tuple[Block, ...], cast: tuple[Block, ...]) -> tuple[Block, ...]:
-    """Return blocks with what they are under autocast; a block that stands several times is made once."""
-    made: dict[tuple[int, int], Block] = {}
-    for block, other in zip(blocks, cast, strict=True):
-        if (id(block), id(other)) not in made:
-            made[id(block), id(other)] = replace(block, autocast=_cast(other))
-    return tuple(made[id(block), id(other)] for block, other in zip(blocks, cast, strict=True))
-
-
-def _cast(block: Block) -> Autocast:
-    return Autocast(
-        activations=block.activations,
-        working=block.working,
-        boundary_bytes=block.boundary_bytes,
-        awaited=block.awaited,
-        beside_added=block.beside_added,
-        busy=block.busy,
-        masks=block.masks,
-    )
 
 
 def _caveats(setting: Setting) -> tuple[str, ...]:

@@ -140,8 +140,12 @@ def test_an_encoder_decoder_crosses_its_stacks() -> None:
     ]
     encoder, decoder = named(spec, "encoder layer"), named(spec, "decoder layer")
     assert decoder.parameter_count - encoder.parameter_count == NORM + ATTENTION
-    # a table of positions for each stack, of 32 buckets for each head
-    assert named(spec, "encoder output").parameter_count == NORM + 2 * 32 * 4
+    # a table of positions for each stack, of 32 buckets for each head; tokens are looked up here too
+    assert named(spec, "encoder output").parameter_count == NORM + 2 * 32 * 4 + TABLE
+    # which counts once, with logits of its own
+    layers = 2 * encoder.parameter_count + 3 * decoder.parameter_count
+    assert spec.parameters == layers + 2 * TABLE + 2 * NORM + 2 * 32 * 4
+    assert model(**T5, tied=True).parameters == spec.parameters - TABLE
     assert (spec.layers, spec.causal) == (5, True)
     assert spec.caveats == ("the decoder's sequence is taken as long as the encoder's",)
 
@@ -149,7 +153,9 @@ def test_an_encoder_decoder_crosses_its_stacks() -> None:
 def test_decoder_layers_carry_the_encoders_output_along() -> None:
     spec = model(**T5)
     encoder, decoder = named(spec, "encoder layer"), named(spec, "decoder layer")
-    assert (encoder.boundary_bytes, decoder.boundary_bytes) == (WIDTH, 2 * WIDTH)
+    # beside biases of 4 heads
+    biases = 2 * 4 * T * T
+    assert (encoder.boundary_bytes, decoder.boundary_bytes) == (WIDTH + biases, 2 * WIDTH + biases)
     # the encoder's output is one tensor for all layers that are computed again
     assert encoder.activations.full == decoder.activations.full == Saved(sequence=WIDTH)
     assert named(spec, "encoder output").activations.full.sequence >= WIDTH
