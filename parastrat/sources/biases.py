@@ -70,7 +70,9 @@ def at_biases(setting: Setting, gone: Part, layer: Part) -> Busy:
     widths = 2 * a.head_dim * (a.heads + a.kv_heads)
     made = _trainable(gone) + a.heads * a.head_dim * a.hidden
     own = Saved(
-        tensor=b * tokens * (widths + a.heads * tokens), sequence=setting.stream * tokens * a.hidden
+        # of all heads on every tp rank, as attention is
+        replicated=b * tokens * (widths + a.heads * tokens),
+        sequence=setting.stream * tokens * a.hidden,
     )
     return Busy(working=own + gone.saved.times(-1), meanwhile=made / _trainable(layer))
 

@@ -45,6 +45,7 @@ def _cast(block: Block) -> Autocast:
         activations=block.activations,
         working=block.working,
         boundary_bytes=block.boundary_bytes,
+        boundary_fixed=block.boundary_fixed,
         awaited=block.awaited,
         beside_added=block.beside_added,
         busy=block.busy,

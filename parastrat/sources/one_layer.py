@@ -22,6 +22,7 @@ from parastrat.sources.layers import (
     joined,
     norm,
     takes_stretch,
+    undivided,
 )
 from parastrat.sources.moments import halfway, layer_moments
 from parastrat.sources.stretches import stretches
@@ -79,7 +80,7 @@ def layer(
     crossed, alone = memory_tokens is not None, causal and memory_tokens is None
     memory = setting.stream * (memory_tokens or 0) * a.hidden
     norms = [_norm_at(setting, index, mixed=mixed) for index in range(a.layer_norms)]
-    attended = joined(attention(setting, causal=causal), kept_biases(setting, causal=causal))
+    attended = _attending(setting, kept_biases(setting, causal=causal), causal=causal)
     crossing = _crossing(setting, memory_tokens)
     fed = mixture(setting) if mixed else feed_forward(setting)
     masks = dropout_masks(setting, branches=_ADDITIONS + crossed)
@@ -109,15 +110,31 @@ def layer(
         unshared=taken.unshared,
         uneven=uneven_masks(setting) if alone else Saved(),
         awaited=awaited(setting, part, a.layer_norms + crossed),
-        boundary_bytes=width + memory + passed_on(setting).total,
+        boundary_bytes=width + memory,
+        boundary_fixed=passed_on(setting).fixed,
         hidden_flops=hidden_flops(setting) if causal else 0.0,
-        tensor_parallel_collectives=3 if crossed else 2,
+        # of attention that every rank computes whole nothing is added up
+        tensor_parallel_collectives=1 if is_biased(setting) else 2 + crossed,
         tensor_parallel_bytes=setting.element * setting.tokens * a.hidden,
         expert_parallel_bytes=routed * setting.element * setting.tokens * a.hidden,
         experts_per_token=routed,
         context_parallel_bytes=2 * setting.element * setting.tokens * a.kv_heads * a.head_dim,
         attends=None if crossed else attends(setting, second, fed, part, moments[0]),
     )
+
+
+def _attending(
+    setting: Setting, biases: Part | None = None, *, causal: bool, memory_tokens: int | None = None
+) -> Part:
+    """Return attention, with what it keeps of biases.
+
+    ``auto_parallelize`` leaves attention with biases whole on every tp rank, as a table gives those of all
+    heads at once (``runtime.tensor_parallel.derived``).
+    """
+    own = attention(setting, causal=causal, memory_tokens=memory_tokens)
+    if biases is not None:
+        own = joined(own, biases)
+    return undivided(own) if is_biased(setting) else own
 
 
 def _crossing(setting: Setting, memory_tokens: int | None) -> Part:
@@ -130,6 +147,6 @@ def _crossing(setting: Setting, memory_tokens: int | None) -> Part:
     memory = setting.element * memory_tokens * setting.architecture.hidden
     return joined(
         norm(setting, added=True),
-        attention(setting, causal=False, memory_tokens=memory_tokens),
+        _attending(setting, causal=False, memory_tokens=memory_tokens),
         Part(saved=Saved(replicated=2 * memory if setting.autocast else 0)),
     )

@@ -109,7 +109,8 @@ def test_what_crosses(name: str, precision: Precision, cast: bool) -> None:
     closed, traced = both(name, precision)
 
     def crossing(block: Block) -> float:
-        return own(block, cast=cast).boundary_bytes
+        of = own(block, cast=cast)
+        return of.boundary_bytes + of.boundary_fixed
 
     assert largest(closed, crossing) == largest(traced, crossing)
 

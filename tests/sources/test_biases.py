@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from small import SMALL
 
-from parastrat.model import Block, Family, Parameters
+from parastrat.model import Block, Family, Parameters, Split
 from parastrat.saved import NOTHING, Saved
 from parastrat.sources.architecture import Audio, Norm
 from parastrat.sources.biases import at_biases, is_biased, kept_biases, made_once, passed_on
@@ -74,7 +74,7 @@ def test_the_kernel_makes_gradients_of_biases_for_every_sample() -> None:
     layer = Part(parameters=(Parameters(trainable=400),))
     moment = at_biases(SETTING, gone, layer)
     # queries and output of 4 heads, keys and values of 2
-    own = Saved(tensor=2 * T * (2 * 4 * 3 + 2 * 2 * 3 + HEADS * T), sequence=WIDTH)
+    own = Saved(replicated=2 * T * (2 * 4 * 3 + 2 * 2 * 3 + HEADS * T), sequence=WIDTH)
     assert moment.working == own + Saved(tensor=-50, sequence=-70)
     assert moment.meanwhile == (100 + 12 * H) / 400
 
@@ -125,6 +125,18 @@ def test_attention_with_biases_runs_over_all_pairs() -> None:
     # of the decoder's own attention the half that the bias hides is computed too: two products of 12
     assert named("decoder layer").hidden_flops == 2 * PAIRS * HEADS * 3
     assert named("encoder layer").hidden_flops == 0
+
+
+def test_tp_divides_the_feed_forward_alone() -> None:
+    encoder, decoder = named("encoder layer"), named("decoder layer")
+    for layer in (encoder, decoder):
+        divided = [group.trainable for group in layer.parameters if group.split is Split.TENSOR]
+        assert divided == [2 * H * FFN]
+        assert layer.tensor_parallel_collectives == 1
+        assert layer.activations.none.tensor == (2 * 2 + 1) * FFN * T
+    # hand-fused stacks divide heads
+    fused = named("decoder layer", replace(SETTING, kernels=Kernels.FUSED))
+    assert fused.tensor_parallel_collectives == 3
 
 
 def test_what_stands_between_the_stacks() -> None:

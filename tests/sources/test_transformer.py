@@ -155,11 +155,15 @@ def test_decoder_layers_carry_the_encoders_output_along() -> None:
     encoder, decoder = named(spec, "encoder layer"), named(spec, "decoder layer")
     # beside biases of 4 heads
     biases = 2 * 4 * T * T
-    assert (encoder.boundary_bytes, decoder.boundary_bytes) == (WIDTH + biases, 2 * WIDTH + biases)
+    assert (encoder.boundary_bytes, decoder.boundary_bytes) == (WIDTH, 2 * WIDTH)
+    assert encoder.boundary_fixed == decoder.boundary_fixed == biases
     # the encoder's output is one tensor for all layers that are computed again
     assert encoder.activations.full == decoder.activations.full == Saved(sequence=WIDTH)
     assert named(spec, "encoder output").activations.full.sequence >= WIDTH
-    assert (encoder.tensor_parallel_collectives, decoder.tensor_parallel_collectives) == (2, 3)
+    # attention, whose biases are of all heads, is whole on every rank
+    assert (encoder.tensor_parallel_collectives, decoder.tensor_parallel_collectives) == (1, 1)
+    heard = model(**T5 | {"relative_buckets": 0}).blocks
+    assert [heard[place].tensor_parallel_collectives for place in (1, 3)] == [2, 3]
     # the decoder's own attention is masked, that to the encoder is not
     core = 2 * 2 * T * T * 12
     halves = [operator.flops for operator in decoder.operators if operator.kind.value == "attention"]
