@@ -97,6 +97,7 @@ class Autocast:
     activations: Activations
     working: Saved
     boundary_bytes: float
+    boundary_fixed: float = 0.0
     awaited: Saved = field(default_factory=Saved)
     beside_added: Saved = field(default_factory=Saved)
     busy: tuple[Busy, ...] = ()
@@ -118,8 +119,9 @@ class Block:
     activations: Activations
     #: alive only while this block's forward and backward run
     working: Saved
-    #: all tensors alive across the cut behind one repeat
+    #: all tensors alive across the cut behind one repeat, and beside these, for any number of samples
     boundary_bytes: float
+    boundary_fixed: float = 0.0
     #: FLOPs of pairs that a mask hides and a kernel computes all the same: stages are cut by them too
     hidden_flops: float = 0.0
     #: gradients of its products and norms, of which those of the weights are made, where that waits

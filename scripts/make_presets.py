@@ -136,6 +136,8 @@ STYLES = {
         "rectified = true",
         "relative_buckets = 32",
         "dropout = true",
+        "inner_dropout = true",
+        "final_dropout = true",
     ),
     "whisper": _WHISPER,
     "whisper-v3": _WHISPER,

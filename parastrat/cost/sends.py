@@ -39,8 +39,11 @@ def exposed_send_s(facts: Facts, c: Columns, fabric: Fabric) -> Seconds:
     (NVIDIA/Megatron-LM megatron/training/arguments.py, overlap_p2p_comm), and torch's 1F1B waits behind
     each pair of sends and receives (torch/distributed/pipelining/schedules.py, Schedule1F1B).
     """
-    boundary = max(block.boundary_bytes for block in facts.model.distinct_blocks)
-    whole = boundary * c.micro_batch_size / c.cp
+    blocks = facts.model.distinct_blocks
+    boundary, fixed = (
+        max(getattr(block, name) for block in blocks) for name in ("boundary_bytes", "boundary_fixed")
+    )
+    whole = (boundary * c.micro_batch_size + fixed) / c.cp
     scattered = facts.stack.scatters_sends
     payload = whole / np.where(c.sequence_parallel | scattered, c.tp, 1)
     one = send_s(payload, c.dp * c.cp * c.tp, fabric)

@@ -60,6 +60,10 @@ def widths_of(plans: Plans) -> tuple[Bytes, Bytes]:
         width, given = where(alike.shards, width, cast), where(alike.shards, given, given_cast)
     samples = where(alike.piped, plans.shares.replicated, 0.0)
     width, given = width * samples, given * samples
+    fixed, fixed_cast = fixed_of(plans.job.model)
+    if fixed_cast:
+        once = where(alike.shards, fixed, fixed_cast)
+        width = width + where(alike.piped, once, 0.0)
     divided = (c.tp > 1) & (c.sequence_parallel == 1)
     if stack.crosses_divided:
         parts = where(divided, c.tp, 1)
@@ -111,3 +115,11 @@ def formats_of(model: ModelSpec) -> tuple[tuple[float, float], tuple[float, floa
     cast = max((block.autocast or block).boundary_bytes for block in model.blocks)
     kept = [min(each.activations.full.total for each in way) for way in ways]
     return (plain, min(kept[0], plain)), (cast, min(kept[1], cast))
+
+
+@remembered
+def fixed_of(model: ModelSpec) -> tuple[float, float]:
+    """Return the bytes that cross a cut for any number of samples; without and under autocast."""
+    blocks = model.distinct_blocks
+    plain = max(block.boundary_fixed for block in blocks)
+    return plain, max(plain, *((block.autocast or block).boundary_fixed for block in blocks))

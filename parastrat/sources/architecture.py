@@ -270,5 +270,13 @@ class Architecture:
     #: what the encoder hears; None where it reads tokens
     audio: Audio | None = None
     dropout: bool = False
+    #: as well of what the feed-forward's activation gives, and behind each stack's last norm (T5)
+    inner_dropout: bool = False
+    final_dropout: bool = False
     max_sequence_length: int | None = None
     source: str = ""
+
+    @property
+    def turns(self) -> bool:
+        """Return whether queries and keys are rotated: nothing else tells their places."""
+        return self.rotary and not (self.positions or self.relative_buckets or self.image)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from parastrat.model import Family, Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Saved
 from parastrat.sources.architecture import Norm, QkNorm, Scores
+from parastrat.sources.biases import is_biased
 from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul, summands
 from parastrat.stack import Kernels
 
@@ -43,7 +44,7 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
         groups.append(Parameters(trainable=replicated))
     flash = not keeps_scores(setting)
     statistics = _FP32 * a.heads * tokens if flash else 0
-    rotary = 2 * b * (q + kv) * tokens if a.rotary and not (a.positions or a.relative_buckets) else 0
+    rotary = 2 * b * (q + kv) * tokens if a.turns else 0
     kept = b * (2 * q * tokens + 2 * kv * keys) + statistics
     if a.qk_norm and setting.kernels.eager:
         rows = (tokens, keys) if a.qk_norm is QkNorm.WIDTH else (a.heads * tokens, a.kv_heads * keys)
@@ -59,7 +60,7 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
     # of a mask and of what is repeated for it the whole is made again with attention where torch does that
     share = masked_share(setting, tokens) if causal and memory_tokens is None else 0.0
     mask, repeated = share * b * tokens * keys, share * 2 * b * (q - kv) * keys
-    first = (q + 2 * kv,) if a.fused_qkv else (q, kv, kv)
+    first = ((q + 2 * kv) * tokens,) if a.fused_qkv else (q * tokens, kv * keys, kv * keys)
     seen = _pairs(a, tokens) if flash and causal and memory_tokens is None else tokens * keys
     # rotary embedding gives queries and keys in fp32, which a checkpoint of attention keeps as they are
     given = (_FP32 - b) * (q * tokens + kv * keys) if rotary and setting.autocast else 0
@@ -73,7 +74,7 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
         saved=Saved(tensor=kept + repeated, replicated=mask),
         # of two products without flash attention the second gives as much, and is kept as well
         selective=Saved(tensor=b * q * tokens + statistics),
-        outputs=(*(Saved(tensor=b * each * tokens) for each in first), summands(setting)),
+        outputs=(*(Saved(tensor=b * each) for each in first), summands(setting)),
         core=Saved(
             tensor=statistics - given + copied + (repeated if a.masked else 0) if flash else 0,
             replicated=mask,
@@ -220,7 +221,9 @@ def _pairs(a: Architecture, tokens: int) -> float:
 def hidden_flops(setting: Setting) -> float:
     """Return a layer's FLOPs, on average, for pairs that a mask hides: a kernel that takes one runs all."""
     a, tokens = setting.architecture, setting.tokens
-    masked, every = masked_share(setting, tokens), tokens * tokens
+    # biases are a mask with numbers
+    masked = 1.0 if is_biased(setting) else masked_share(setting, tokens)
+    every = tokens * tokens
     hidden = masked * every + (1 - masked) * every / 2 - _pairs(a, tokens)
     return 4 * hidden * a.heads * a.head_dim if masked else 0.0
 

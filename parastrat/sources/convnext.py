@@ -6,10 +6,11 @@ Checked against the tensors that autograd saves in Hugging Face's modules (tests
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from parastrat.model import Block, Family, ModelSpec, Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Activations, Saved
+from parastrat.sources.casts import with_autocast
 from parastrat.sources.layers import convolution, elementwise, matmul
 from parastrat.stack import Kernels
 
@@ -51,21 +52,15 @@ class ConvNeXt:
 
 def convnext(network: ConvNeXt, precision: Precision, kernels: Kernels, ref: str) -> ModelSpec:
     """Return the network on square images of its size."""
-    b = precision.compute_bytes
-    side = network.image_size // _STEM
-    blocks = [_stem(network, b)]
-    for stage, (depth, width) in enumerate(zip(network.depths, network.widths, strict=True), 1):
-        if stage > 1:
-            side //= _DOWN
-            blocks.append(_downsampling(stage, network.widths[stage - 2], width, side**2, b))
-        blocks.append(_stage(f"stage {stage}", depth, width, side**2, (b, kernels)))
-    blocks.append(_classifier(network.widths[-1], network.classes, side**2, b))
+    blocks = with_autocast(
+        lambda cast: _chain(network, _Way(precision.compute_bytes, kernels, cast=cast)), precision, kernels
+    )
     total = sum(block.parameter_count * block.repeat for block in blocks)
     return ModelSpec(
         ref=ref,
         name=network.name,
         family=network.family,
-        blocks=tuple(blocks),
+        blocks=blocks,
         parameters=total,
         active_parameters=total,
         sequence_length=None,
@@ -79,18 +74,46 @@ def convnext(network: ConvNeXt, precision: Precision, kernels: Kernels, ref: str
     )
 
 
-def _stage(name: str, depth: int, width: int, pixels: int, setting: tuple[int, Kernels]) -> Block:
+class _Way(NamedTuple):
+    """In which formats the network runs, and in which kernels."""
+
+    #: bytes of an element of what products read and give
+    element: int
+    kernels: Kernels
+    #: under autocast: norms read copies in fp32, and the scale per channel brings the residual to fp32
+    cast: bool
+
+    @property
+    def stream(self) -> int:
+        """Return the bytes of an element of the residual, and of what norms read."""
+        return _FP32 if self.cast else self.element
+
+
+def _chain(network: ConvNeXt, way: _Way) -> tuple[Block, ...]:
+    side = network.image_size // _STEM
+    blocks = [_stem(network, way)]
+    for stage, (depth, width) in enumerate(zip(network.depths, network.widths, strict=True), 1):
+        if stage > 1:
+            side //= _DOWN
+            blocks.append(_downsampling(stage, network.widths[stage - 2], width, side**2, way))
+        blocks.append(_stage(f"stage {stage}", depth, width, side**2, way))
+    return (*blocks, _classifier(network.widths[-1], network.classes, side**2, way))
+
+
+def _stage(name: str, depth: int, width: int, pixels: int, way: _Way) -> Block:
     """Return equal blocks: a depthwise convolution, a norm, two pointwise layers and a scale per channel.
 
     Eager kernels keep, in widths: the input, the depthwise output, the norm's, the inner layer before and
     after its GELU (four each), and the outer layer's, which the scale's gradient needs. Compiled ones
     compute the norm and the GELU again.
     """
-    b, kernels = setting
-    inner = _EXPANSION * width
-    tensor = b * width * pixels
+    inner, kernels = _EXPANSION * width, way.kernels
+    tensor, stream = way.element * width * pixels, way.stream * width * pixels
     between = (1 + _EXPANSION) if not kernels.compiled else 0
-    kept = Saved(replicated=(3 + _EXPANSION + between) * tensor + _STATISTICS * pixels)
+    # under autocast the norm keeps the depthwise output in fp32
+    kept = Saved(replicated=(2 + _EXPANSION + between) * tensor + stream + _STATISTICS * pixels)
+    # gradients before and behind the GELU, in eager mode in the place of its output; of the sum, its branch
+    working = _EXPANSION * tensor + stream if kernels.eager else (2 * _EXPANSION + 2) * tensor
     depthwise = (_DEPTHWISE**2 + 1) * width
     pointwise = 2 * inner * width + inner + width
     norm, scale = 2 * width, width
@@ -113,31 +136,32 @@ def _stage(name: str, depth: int, width: int, pixels: int, setting: tuple[int, K
             none=kept,
             attention=kept,
             # outputs of the depthwise convolution and of every second matrix multiply
-            selective=Saved(replicated=(2 + _EXPANSION) * tensor),
-            full=Saved(replicated=tensor),
+            selective=Saved(replicated=(1 + _EXPANSION) * tensor + stream),
+            full=Saved(replicated=stream),
         ),
-        # gradients before and behind the GELU, of the sum and of its branch
-        working=Saved(replicated=(2 * _EXPANSION + 2) * tensor),
-        boundary_bytes=tensor,
+        working=Saved(replicated=working),
+        boundary_bytes=stream,
     )
 
 
-def _stem(network: ConvNeXt, b: int) -> Block:
+def _stem(network: ConvNeXt, way: _Way) -> Block:
     """Return the convolution that cuts the image into patches, and its norm."""
     pixels, width = (network.image_size // _STEM) ** 2, network.widths[0]
-    patch = network.channels * _STEM**2
+    patch, b = network.channels * _STEM**2, way.element
+    # autocast copies images in fp32, which stay
+    images = (b + (_FP32 if way.cast else 0)) * patch
     return _outside(
         "stem",
         Parameters(trainable=(patch + 1) * width + 2 * width),
         (convolution(pixels, width, patch), elementwise(2 * b * width * pixels, Split.REPLICATED)),
-        b * (patch + width) * pixels + _STATISTICS * pixels,
-        b * width * pixels,
+        (images + way.stream * width + _STATISTICS) * pixels,
+        way.stream * width * pixels,
     )
 
 
-def _downsampling(stage: int, inputs: int, width: int, pixels: int, b: int) -> Block:
+def _downsampling(stage: int, inputs: int, width: int, pixels: int, way: _Way) -> Block:
     """Return the norm and the strided convolution before a stage."""
-    before = _DOWN**2 * pixels
+    before, b = _DOWN**2 * pixels, way.element
     return _outside(
         f"downsampling {stage}",
         Parameters(trainable=2 * inputs + (inputs * _DOWN**2 + 1) * width),
@@ -145,20 +169,21 @@ def _downsampling(stage: int, inputs: int, width: int, pixels: int, b: int) -> B
             elementwise(2 * b * inputs * before, Split.REPLICATED),
             convolution(pixels, width, inputs * _DOWN**2),
         ),
-        (2 * b * inputs + _STATISTICS) * before,
-        b * max(width * pixels, inputs * before),
+        ((b + way.stream) * inputs + _STATISTICS) * before,
+        max(b * width * pixels, way.stream * inputs * before),
         boundary=b * width * pixels,
     )
 
 
-def _classifier(width: int, classes: int, pixels: int, b: int) -> Block:
+def _classifier(width: int, classes: int, pixels: int, way: _Way) -> Block:
     """Return the mean over the image, its norm and the classifier."""
+    b = way.element
     return _outside(
         "head",
         Parameters(trainable=2 * width + (width + 1) * classes),
         (elementwise(b * width * pixels, Split.REPLICATED), matmul(1, classes, width, "")),
-        b * (2 * width + classes) + _STATISTICS,
-        b * width * pixels,
+        way.stream * width + b * (width + classes) + _STATISTICS,
+        way.stream * width * pixels,
         boundary=0,
     )
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.model import Block, Family, ModelSpec, Operator, OperatorKind, Parameters
 from parastrat.saved import Activations, Saved
+from parastrat.sources.casts import with_autocast
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 #: outputs of a bottleneck over its inner width
 _EXPANSION = 4
 _STEM_WIDTH = 64
+_INDEX_BYTES = 8
+_FP32 = 4
+#: of each channel a batch norm keeps the batch's mean and deviation
+_STATISTICS = 2 * _FP32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,28 +84,13 @@ def residual_network(
 ) -> ModelSpec:
     """Return the network on square images of its size."""
     b = precision.compute_bytes
-    side = network.image_size // 4
-    blocks = [_stem(network, b, kernels)]
-    inputs = _STEM_WIDTH
-    for stage, depth in enumerate(network.depths):
-        width = _STEM_WIDTH * 2**stage
-        stride = 1 if stage == 0 else 2
-        blocks.append(
-            _bottleneck(f"stage {stage + 1} first", 1, (inputs, width), (side, stride), (b, kernels))
-        )
-        side //= stride
-        inputs = _EXPANSION * width
-        if depth > 1:
-            blocks.append(
-                _bottleneck(f"stage {stage + 1}", depth - 1, (inputs, width), (side, 1), (b, kernels))
-            )
-    blocks.append(_classifier(inputs, network.classes, side, b))
+    blocks = with_autocast(lambda cast: _chain(network, (b, kernels), cast=cast), precision, kernels)
     total = sum(block.parameter_count * block.repeat for block in blocks)
     return ModelSpec(
         ref=ref,
         name=network.name,
         family=network.family,
-        blocks=tuple(blocks),
+        blocks=blocks,
         parameters=total,
         active_parameters=total,
         sequence_length=None,
@@ -112,6 +102,22 @@ def residual_network(
         dispatched=True,
         source=network.source,
     )
+
+
+def _chain(network: ResidualNetwork, setting: tuple[int, Kernels], *, cast: bool) -> tuple[Block, ...]:
+    side = network.image_size // 4
+    blocks = [_stem(network, setting, cast=cast)]
+    inputs = _STEM_WIDTH
+    for stage, depth in enumerate(network.depths):
+        width = _STEM_WIDTH * 2**stage
+        stride = 1 if stage == 0 else 2
+        blocks.append(_bottleneck(f"stage {stage + 1} first", 1, (inputs, width), (side, stride), setting))
+        side //= stride
+        inputs = _EXPANSION * width
+        if depth > 1:
+            blocks.append(_bottleneck(f"stage {stage + 1}", depth - 1, (inputs, width), (side, 1), setting))
+    blocks.append(_classifier(inputs, network.classes, side, setting[0]))
+    return tuple(blocks)
 
 
 def _bottleneck(
@@ -135,9 +141,14 @@ def _bottleneck(
             )
         )
     # the sum's ReLU keeps its own output, which is the next block's input
-    return _convolutions(
+    block = _convolutions(
         name, repeat, chain, setting, last=_EXPANSION * width * out**2, first=inputs * side**2
     )
+    if inputs != _STEM_WIDTH:
+        return block
+    # what pooling gave nothing before it keeps
+    kept = block.activations.none + block.activations.full
+    return replace(block, activations=replace(block.activations, none=kept, attention=kept))
 
 
 def _convolutions(
@@ -159,8 +170,8 @@ def _convolutions(
     rectified = sum(convolution.output_elements for convolution in chain if convolution.relu)
     kept = b * (outputs + last + (rectified if kernels.eager else 0))
     full = Saved(replicated=b * first)
-    none = Saved(replicated=kept)
-    selective = Saved(replicated=min(kept, b * (first + outputs)))
+    none = Saved(replicated=kept, fixed=_STATISTICS * sum(convolution.outputs for convolution in chain))
+    selective = min(none, Saved(replicated=b * (first + outputs)), key=lambda saved: saved.total)
     return Block(
         name=name,
         repeat=repeat,
@@ -189,7 +200,8 @@ def _pass(moved: int) -> Operator:
     return Operator(kind=OperatorKind.ELEMENTWISE, flops=0, bytes=moved, weighted=False)
 
 
-def _stem(network: ResidualNetwork, b: int, kernels: Kernels) -> Block:
+def _stem(network: ResidualNetwork, setting: tuple[int, Kernels], *, cast: bool) -> Block:
+    b, kernels = setting
     half, quarter = network.image_size // 2, network.image_size // 4
     first = _Convolution(
         inputs=network.channels,
@@ -199,11 +211,13 @@ def _stem(network: ResidualNetwork, b: int, kernels: Kernels) -> Block:
         input_side=network.image_size,
     )
     pixels = network.channels * network.image_size**2
-    # max pooling keeps an index of 8 bytes for each output beside the output
-    pooled = _STEM_WIDTH * quarter**2 * (b + 8) // b
-    pooling = _pass(b * (first.output_elements + pooled))
-    block = _convolutions("stem", 1, [first], (b, kernels), last=pooled + pixels, first=pixels)
-    kept = block.activations.none
+    pooled = _STEM_WIDTH * quarter**2
+    # max pooling keeps an index of 8 bytes for each output
+    pooling = _pass(b * (first.output_elements + pooled) + _INDEX_BYTES * pooled)
+    block = _convolutions("stem", 1, [first], (b, kernels), last=pixels, first=pixels)
+    # autocast copies images in fp32, which stay
+    images = _FP32 * pixels if cast else 0
+    kept = block.activations.none + Saved(replicated=_INDEX_BYTES * pooled + images)
     return Block(
         name="stem",
         repeat=1,

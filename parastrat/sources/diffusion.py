@@ -13,6 +13,7 @@ from parastrat.model import Block, Family, ModelSpec, Parameters, Split
 from parastrat.saved import Saved
 from parastrat.sources.architecture import Architecture, Norm
 from parastrat.sources.attending import attention
+from parastrat.sources.casts import with_autocast
 from parastrat.sources.ends import end_block
 from parastrat.sources.feed_forward import feed_forward
 from parastrat.sources.layers import (
@@ -85,7 +86,9 @@ def diffusion_transformer(
         element=precision.compute_bytes,
         kernels=kernels,
     )
-    blocks = (_patches(network, setting), _layers(network.layers, setting), _head(network, setting))
+    blocks = with_autocast(
+        lambda cast: _chain(network, replace(setting, autocast=cast)), precision, kernels
+    )
     total = sum(block.parameter_count * block.repeat for block in blocks)
     return ModelSpec(
         ref=ref,
@@ -107,6 +110,10 @@ def diffusion_transformer(
         source=network.source,
         caveats=_CAVEATS,
     )
+
+
+def _chain(network: DiffusionTransformer, setting: Setting) -> tuple[Block, ...]:
+    return _patches(network, setting), _layers(network.layers, setting), _head(network, setting)
 
 
 def _architecture(network: DiffusionTransformer) -> Architecture:
@@ -134,26 +141,29 @@ def _architecture(network: DiffusionTransformer) -> Architecture:
 
 def _layers(repeat: int, setting: Setting) -> Block:
     a, tokens, b = setting.architecture, setting.tokens, setting.element
-    width = b * tokens * a.hidden
+    width = setting.stream * tokens * a.hidden
+    # the vectors are made first
     part = joined(
+        _modulation(setting, _BLOCK_VECTORS, halves=2, gated=True),
         norm(setting, added=True),
         attention(setting, causal=False),
         norm(setting, added=True),
         feed_forward(setting),
-        _modulation(setting, _BLOCK_VECTORS, halves=2, gated=True),
     )
+    # gradients before and behind GELU, which takes the place of its output; of the residual and its branch
+    tensors = 1 if setting.kernels.eager else 2
     return Block(
         name="layer",
         repeat=repeat,
         parameters=part.parameters,
         operators=part.operators,
         activations=activations(part, width),
-        # gradients of the inner tensors, and of the residual and its branch
-        working=Saved(tensor=2 * b * tokens * a.ffn, sequence=2 * width),
-        boundary_bytes=width,
+        working=Saved(tensor=tensors * b * tokens * a.ffn, sequence=tensors * width),
+        # with the condition, which every layer reads
+        boundary_bytes=width + setting.stream * a.hidden,
         tensor_parallel_collectives=2,
-        tensor_parallel_bytes=width,
-        context_parallel_bytes=2 * width,
+        tensor_parallel_bytes=b * tokens * a.hidden,
+        context_parallel_bytes=2 * b * tokens * a.hidden,
     )
 
 
@@ -165,7 +175,7 @@ def _modulation(setting: Setting, vectors: int, *, halves: int, gated: bool) -> 
     """
     a, tokens, b = setting.architecture, setting.tokens, setting.element
     width = b * a.hidden
-    kept = (0 if setting.kernels.compiled else 1) + (1 if gated else 0)
+    kept = (0 if setting.kernels.compiled else setting.stream) + (b if gated else 0)
     # SiLU's output, the vectors, and one plus each scale
     condition = (1 + vectors + halves) * width
     passes = 2 * (2 if gated else 1)
@@ -175,7 +185,8 @@ def _modulation(setting: Setting, vectors: int, *, halves: int, gated: bool) -> 
             matmul(1, vectors * a.hidden, a.hidden, ""),
             elementwise(halves * passes * width * tokens, Split.SEQUENCE),
         ),
-        saved=Saved(sequence=halves * kept * width * tokens, replicated=condition),
+        saved=Saved(sequence=halves * kept * a.hidden * tokens, replicated=condition),
+        outputs=(Saved(replicated=vectors * width),),
     )
 
 
@@ -192,22 +203,27 @@ def _patches(network: DiffusionTransformer, setting: Setting) -> Block:
             matmul(1, h, h, ""),
             elementwise(2 * b * h * tokens, Split.REPLICATED),
         ),
-        # latents; frequencies, the perceptron's inner vector on both sides of SiLU, and the condition
-        saved=Saved(replicated=b * (inputs * tokens + _FREQUENCIES + 3 * h) + _CLASS_ID_BYTES),
+        # latents; frequencies, the perceptron's inner vector on both sides of SiLU, and the condition; what
+        # autocast copies of the batch, which stays in fp32
+        saved=Saved(
+            replicated=b * (inputs * tokens + _FREQUENCIES + 3 * h)
+            + (setting.stream if setting.autocast else 0) * (inputs * tokens + _FREQUENCIES)
+            + _CLASS_ID_BYTES
+        ),
     )
     return end_block(setting, "patches", 1, part, unit=False)
 
 
 def _head(network: DiffusionTransformer, setting: Setting) -> Block:
     """Return the last norm, modulated, the prediction of each patch, and its squared error."""
-    h, tokens, b = network.hidden, setting.tokens, setting.element
+    h, tokens = network.hidden, setting.tokens
     latent = network.channels * network.patch**2
     outputs = _PREDICTED * latent
     dense = Part(
         parameters=(Parameters(trainable=(h + 1) * outputs),),
         operators=(matmul(tokens, outputs, h, ""),),
         # the prediction in the latent's layout, and the noise
-        saved=Saved(replicated=b * (outputs + latent) * tokens),
+        saved=Saved(replicated=setting.stream * (outputs + latent) * tokens),
     )
     part = joined(
         norm(setting, added=False), _modulation(setting, _LAST_VECTORS, halves=1, gated=False), dense

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from parastrat.model import Block, Family, Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Activations, Saved
 from parastrat.sources.attending import attention_masks
+from parastrat.sources.biases import made_once
 from parastrat.sources.layers import Part, Setting, convolution, elementwise, joined, matmul, norm
 from parastrat.stack import Kernels
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 #: the tie group of a table that also makes the logits
 TIED = "embedding"
+#: that of one that does not, and stands before both stacks
+_READ_TWICE = "tokens"
 _FP32 = 4
 _TOKEN_ID_BYTES = 8
 #: where the loss is one kernel, whose intermediates are never whole
@@ -47,28 +50,53 @@ def _outside(kept: Saved) -> Activations:
     return Activations(none=kept, attention=kept, selective=kept, full=kept)
 
 
-def embedding(setting: Setting) -> Block:
-    """Return the token table, positions and segments."""
-    a, tokens, b = setting.architecture, setting.tokens, setting.element
-    table = Parameters(
-        trainable=a.vocab * a.hidden, split=Split.VOCABULARY, tie_group=TIED if a.tied else None
-    )
-    others = (a.positions + a.segments) * a.hidden
+def table(a: Architecture) -> Parameters:
+    """Return the token table, which an encoder and a decoder that both read tokens have in common."""
+    both = a.encoder_layers and not a.audio
+    tie = TIED if a.tied else _READ_TWICE if both else None
+    return Parameters(trainable=a.vocab * a.hidden, split=Split.VOCABULARY, tie_group=tie)
+
+
+def looked_up(setting: Setting) -> Part:
+    """Return looking up tokens, and dropout of what that gives."""
+    a, tokens = setting.architecture, setting.tokens
     lookup = Operator(
         kind=OperatorKind.EMBEDDING,
         flops=0,
-        bytes=2 * b * a.hidden * tokens * (1 + bool(a.positions) + bool(a.segments)),
+        bytes=2 * setting.element * a.hidden * tokens * (1 + bool(a.positions) + bool(a.segments)),
         split=Split.SEQUENCE,
     )
-    behind = a.embedding_norm or a.family is Family.ENCODER
-    # a decoder's first block keeps its input itself, which is what the norm made
-    normalised = norm(setting, added=False, readers=0 if a.embedding_norm else 1) if behind else Part()
     mask = Saved(sequence=a.hidden * tokens if a.dropout else 0, replicated=_TOKEN_ID_BYTES * tokens)
-    groups = (table, Parameters(trainable=others)) if others else (table,)
-    part = joined(Part(parameters=groups, operators=(lookup,), saved=mask), normalised)
+    return Part(operators=(lookup,), saved=mask)
+
+
+def stack_output(setting: Setting) -> Part:
+    """Return the byte mask of dropout behind a stack's last norm."""
+    a = setting.architecture
+    drops = a.dropout and a.final_dropout and not setting.kernels.fused
+    return Part(saved=Saved(sequence=a.hidden * setting.tokens)) if drops else Part()
+
+
+def kept_or_again(block: Block, once: Saved, again: Saved) -> Activations:
+    """Return a block's activations with what stays for all layers behind it, or to run them again."""
+    kept = block.activations.none
+    return Activations(none=kept + once, attention=kept + once, selective=kept + again, full=kept + again)
+
+
+def embedding(setting: Setting) -> Block:
+    """Return the token table, positions and segments."""
+    a = setting.architecture
+    others = (a.positions + a.segments) * a.hidden
+    behind = a.embedding_norm or a.family is Family.ENCODER
+    # what the norm made is kept by the first layer as its input
+    normalised = norm(setting, added=False, readers=0) if behind else Part()
+    groups = (table(a), Parameters(trainable=others)) if others else (table(a),)
+    part = joined(Part(parameters=groups), looked_up(setting), normalised)
     block = end_block(setting, "embedding", 1, part, unit=False)
     if not setting.kernels.eager:
         return block
+    if a.relative_buckets:
+        return replace(block, activations=kept_or_again(block, *made_once(setting)))
     # what runs again is given masks again, and the first layer what it takes its stretch of by itself
     whole, masks, kept = block.boundary_bytes, attention_masks(setting), block.activations.none
     again = kept + masks + Saved(replicated=whole, sequence=-whole)
@@ -92,7 +120,8 @@ def head(setting: Setting) -> Block:
     weights = [Parameters(trainable=a.vocab * a.hidden, split=Split.VOCABULARY, tie_group=tie)]
     if a.transform_head or a.head_bias:
         weights.append(Parameters(trainable=a.vocab, split=Split.VOCABULARY))
-    loss = _FP32 if a.family is Family.DECODER else b
+    # autocast has a log-softmax in fp32 (``fp32_set_opt_dtype`` in torch/csrc/autograd/autocast_mode.h)
+    loss = _FP32 if a.family is Family.DECODER or setting.autocast else b
     kept, again = {
         Kernels.EAGER: (loss, 2 * loss),
         Kernels.EAGER_BLOCKS: (b, b),
@@ -142,7 +171,9 @@ def head(setting: Setting) -> Block:
 def _before_logits(setting: Setting) -> Part:
     if setting.architecture.transform_head:
         return _transform(setting)
-    return norm(setting, added=False, gathered=True) if setting.architecture.final_norm else Part()
+    if not setting.architecture.final_norm:
+        return Part()
+    return joined(norm(setting, added=False, gathered=True), stack_output(setting))
 
 
 def _transform(setting: Setting) -> Part:
@@ -151,7 +182,8 @@ def _transform(setting: Setting) -> Part:
     dense = Part(
         parameters=(Parameters(trainable=a.hidden * a.hidden + a.hidden),),
         operators=(matmul(tokens, a.hidden, a.hidden, ""),),
-        saved=Saved(sequence=b * a.hidden * tokens),
+        # what the last layer's norm made, and what GELU reads
+        saved=Saved(sequence=2 * b * a.hidden * tokens),
     )
     return joined(dense, norm(setting, added=False, gathered=True))
 
@@ -173,9 +205,12 @@ def patches(setting: Setting) -> Block:
     part = Part(
         parameters=(Parameters(trainable=(inputs + 1) * a.hidden + (1 + tokens) * a.hidden),),
         operators=(convolution(patches, a.hidden, inputs),),
-        saved=Saved(replicated=b * inputs * patches),
+        # autocast copies images in fp32, which stay
+        saved=Saved(replicated=(b + (_FP32 if setting.autocast else 0)) * inputs * patches),
     )
-    return end_block(setting, "patches", 1, part, unit=False)
+    block = end_block(setting, "patches", 1, part, unit=False)
+    # gradients of the sum with positions, and of its patches without the class token
+    return replace(block, working=Saved(sequence=2 * setting.stream * tokens * a.hidden))
 
 
 def classifier(setting: Setting) -> Block:
@@ -188,7 +223,9 @@ def classifier(setting: Setting) -> Block:
         operators=(matmul(1, image.classes, a.hidden, ""),),
         saved=Saved(replicated=setting.element * (a.hidden + image.classes)),
     )
-    return end_block(setting, "head", 1, joined(norm(setting, added=False), dense), unit=False)
+    # of the norm's output autocast copies the one token alone
+    last = norm(setting, added=False, readers=0 if setting.autocast else 1)
+    return replace(end_block(setting, "head", 1, joined(last, dense), unit=False), boundary_bytes=0)
 
 
 def spectrogram(setting: Setting) -> Block:
@@ -201,6 +238,8 @@ def spectrogram(setting: Setting) -> Block:
     if audio is None:
         raise ValueError("the architecture hears nothing")
     bands, outputs = audio.channels * audio.frames, a.hidden * (audio.frames + tokens)
+    # autocast copies bands in fp32, which stay
+    heard = (b + (_FP32 if setting.autocast else 0)) * bands
     between = a.hidden * audio.frames if not setting.kernels.compiled else 0
     weights = (_SPEECH_KERNEL * (audio.channels + a.hidden) + 2) * a.hidden
     part = Part(
@@ -210,7 +249,7 @@ def spectrogram(setting: Setting) -> Block:
             convolution(tokens, a.hidden, _SPEECH_KERNEL * a.hidden),
             elementwise(b * (2 * outputs + 2 * a.hidden * tokens), Split.REPLICATED),
         ),
-        saved=Saved(replicated=b * (bands + outputs + between)),
+        saved=Saved(replicated=heard + b * (outputs + between)),
     )
     block = end_block(setting, "spectrogram", 1, part, unit=False)
     # gradients of the longest tensor and of its source

@@ -31,7 +31,9 @@ def feed_forward(setting: Setting, width: int | None = None) -> Part:
     ]
     if a.ffn_bias:
         groups.append(Parameters(trainable=a.hidden))
-    count = _kept_tensors(a, setting.kernels)
+    dropped = drops_within(setting) and width is None
+    # of a ReLU whose output is dropped out backward reads that too; else the last product reads the other
+    count = _kept_tensors(a, setting.kernels) + (dropped and a.rectified and setting.kernels.eager)
     # Phi-3 has one product for gate and up, as for queries, keys and values
     first = (inner,) if a.fused_qkv else (ffn,) * (inner // ffn)
     return Part(
@@ -41,10 +43,17 @@ def feed_forward(setting: Setting, width: int | None = None) -> Part:
             matmul(tokens, a.hidden, ffn, "k"),
             elementwise(b * (5 if a.gated else 2) * ffn * tokens, Split.TENSOR),
         ),
-        saved=Saved(tensor=b * count * ffn * tokens),
+        # with a byte of a mask
+        saved=Saved(tensor=(b * count + dropped) * ffn * tokens),
         outputs=(*(Saved(tensor=b * each * tokens) for each in first), summands(setting)),
         products=Saved(tensor=b * inner * tokens),
     )
+
+
+def drops_within(setting: Setting) -> bool:
+    """Return whether dropout stands between a feed-forward's activation and its last product."""
+    a = setting.architecture
+    return a.dropout and a.inner_dropout and not setting.kernels.fused
 
 
 def largest_weight(setting: Setting, *, mixed: bool) -> tuple[Parameters, Saved]:

@@ -199,11 +199,11 @@ def is_composite(setting: Setting) -> bool:
     return setting.kernels.eager and setting.architecture.norm in _RMS
 
 
-def dropout_masks(setting: Setting) -> Part:
-    """Return the byte masks of dropout on attention's and the feed-forward's output."""
+def dropout_masks(setting: Setting, *, branches: int = 2) -> Part:
+    """Return the byte masks of dropout on the output of each branch, as attention and the feed-forward."""
     if not setting.architecture.dropout:
         return Part()
-    return Part(saved=Saved(sequence=2 * setting.architecture.hidden * setting.tokens))
+    return Part(saved=Saved(sequence=branches * setting.architecture.hidden * setting.tokens))
 
 
 def undivided(part: Part) -> Part:

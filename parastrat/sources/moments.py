@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING
 from parastrat.moments import Busy, Halfway
 from parastrat.saved import Saved
 from parastrat.sources.attending import keeps_scores, scores_gradients
-from parastrat.sources.feed_forward import computed_experts, feed_forward, largest_weight
+from parastrat.sources.feed_forward import (
+    computed_experts,
+    drops_within,
+    feed_forward,
+    largest_weight,
+)
 from parastrat.sources.layers import FP32_BYTES, Part, Setting, gradients, is_composite, joined
 
 if TYPE_CHECKING:
@@ -78,15 +83,17 @@ def _before_activation(setting: Setting, inner: int, width: int) -> Saved:
 
     The gradients of its input and of its output, whose place the first takes where that is one kernel which
     does not read it, as GELU. The stream has one gradient by then, in fp32 beside what products read of it,
-    and the mask of the last dropout is gone.
+    and the mask of the last dropout is gone. Where the inner tensor is dropped out too, most is held before
+    that: with its gradient, those of the stream and of what the last product gave, which are two tensors.
     """
-    a = setting.architecture
-    tensors = 2 if a.composite_activation or a.rectified else 1
+    a, within = setting.architecture, drops_within(setting)
+    tensors = 2 if (a.composite_activation or a.rectified) and not within else 1
     of_output = setting.element * setting.tokens * a.hidden
     return Saved(
         tensor=tensors * setting.element * inner,
         replicated=of_output,
-        sequence=(width if width > of_output else 0) - (a.hidden * setting.tokens if a.dropout else 0),
+        sequence=(width if within or width > of_output else 0)
+        - (a.hidden * setting.tokens if a.dropout else 0),
     )
 
 

@@ -7,28 +7,14 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from parastrat.errors import ModelError
-from parastrat.model import Autocast, Block, Family, ModelSpec, Parameters, Split
-from parastrat.saved import Saved
-from parastrat.sources.attending import attention, hidden_flops, uneven_masks
-from parastrat.sources.attends import attends
-from parastrat.sources.ends import classifier, embedding, end_block, head, patches, spectrogram
-from parastrat.sources.feed_forward import computed_experts, feed_forward, largest_weight, mixture
+from parastrat.model import Block, Family, ModelSpec, Split
+from parastrat.sources.casts import with_autocast
+from parastrat.sources.ends import classifier, embedding, head, patches
+from parastrat.sources.feed_forward import computed_experts
 from parastrat.sources.hybrid import hybrid_layers, next_tokens, scans_of
-from parastrat.sources.layers import (
-    Part,
-    Setting,
-    activations,
-    awaited,
-    divides_tokens,
-    dropout_masks,
-    gradients,
-    is_composite,
-    joined,
-    norm,
-    takes_stretch,
-)
-from parastrat.sources.moments import halfway, layer_moments
-from parastrat.sources.stretches import stretches
+from parastrat.sources.layers import Setting, divides_tokens
+from parastrat.sources.one_layer import layer
+from parastrat.sources.two_stacks import encoder_decoder
 from parastrat.stack import Kernels
 from parastrat.stage_load import StageLoad
 from parastrat.workload import Precision
@@ -38,10 +24,6 @@ if TYPE_CHECKING:
 
 #: of a model; the deepest published has 1,000 (DeepNet, arXiv:2203.00555)
 _MOST_LAYERS = 10_000
-#: additions to the residual in a layer: attention's output and the feed-forward's
-_ADDITIONS = 2
-#: formats in which autocast computes where weights are not cast as they are gathered
-_AUTOCAST = (Precision.BF16_MIXED, Precision.FP16_MIXED)
 
 
 def transformer(
@@ -64,9 +46,7 @@ def transformer(
     setting = Setting(
         architecture=architecture, tokens=tokens, element=precision.compute_bytes, kernels=kernels
     )
-    blocks = _chain(setting)
-    if kernels.eager and precision in _AUTOCAST:
-        blocks = _with_autocast(blocks, _chain(replace(setting, autocast=True)))
+    blocks = with_autocast(lambda cast: _chain(replace(setting, autocast=cast)), precision, kernels)
     total, active = _counts(blocks, architecture)
     causal = architecture.family in (Family.DECODER, Family.ENCODER_DECODER)
     return ModelSpec(
@@ -102,34 +82,13 @@ def transformer(
 
 def _chain(setting: Setting) -> tuple[Block, ...]:
     if setting.architecture.family is Family.ENCODER_DECODER:
-        return _encoder_decoder(setting)
+        return encoder_decoder(setting)
     if setting.architecture.pattern:
         return (embedding(setting), *hybrid_layers(setting), *next_tokens(setting), head(setting))
     if setting.architecture.image:
-        layers = _layer(setting, setting.architecture.layers, causal=False)
+        layers = layer(setting, setting.architecture.layers, causal=False)
         return patches(setting), layers, classifier(setting)
     return _single_stack(setting)
-
-
-def _with_autocast(blocks: tuple[Block, ...], cast: tuple[Block, ...]) -> tuple[Block, ...]:
-    """Return blocks with what they are under autocast; a block that stands several times is made once."""
-    made: dict[tuple[int, int], Block] = {}
-    for block, other in zip(blocks, cast, strict=True):
-        if (id(block), id(other)) not in made:
-            made[id(block), id(other)] = replace(block, autocast=_cast(other))
-    return tuple(made[id(block), id(other)] for block, other in zip(blocks, cast, strict=True))
-
-
-def _cast(block: Block) -> Autocast:
-    return Autocast(
-        activations=block.activations,
-        working=block.working,
-        boundary_bytes=block.boundary_bytes,
-        awaited=block.awaited,
-        beside_added=block.beside_added,
-        busy=block.busy,
-        masks=block.masks,
-    )
 
 
 def _caveats(setting: Setting) -> tuple[str, ...]:
@@ -184,7 +143,7 @@ def _single_stack(setting: Setting) -> tuple[Block, ...]:
     a = setting.architecture
     causal, runs = a.family is Family.DECODER, _runs(a)
     # one of each kind: where every other layer has experts there are as many runs as layers
-    layers = {run: _layer(setting, run[1], causal=causal, mixed=run[0]) for run in set(runs)}
+    layers = {run: layer(setting, run[1], causal=causal, mixed=run[0]) for run in set(runs)}
     return (embedding(setting), *(layers[run] for run in runs), head(setting))
 
 
@@ -195,101 +154,3 @@ def _runs(a: Architecture) -> list[tuple[bool, int]]:
         for index in range(a.layers)
     )
     return [(kind, sum(1 for _ in run)) for kind, run in groupby(mixed)]
-
-
-def _encoder_decoder(setting: Setting) -> tuple[Block, ...]:
-    """Return both stacks: tokens in both, or a spectrogram of its own length in the encoder."""
-    a = setting.architecture
-    source = replace(setting, tokens=a.audio.tokens) if a.audio else setting
-    encoder = _layer(source, a.encoder_layers, causal=False, name="encoder layer")
-    decoder = _layer(setting, a.layers, causal=True, name="decoder layer", memory_tokens=source.tokens)
-    between = joined(norm(source, added=False), _buckets(a))
-    border = end_block(source, "encoder output", 1, between, unit=False)
-    tokens = embedding(setting)
-    if not a.audio:
-        return (tokens, encoder, border, decoder, head(setting))
-    beside = replace(tokens, boundary_bytes=decoder.boundary_bytes)
-    return (spectrogram(source), encoder, border, beside, decoder, head(setting))
-
-
-def _buckets(a: Architecture) -> Part:
-    """Return the relative position tables, one in each stack."""
-    return Part(parameters=(Parameters(trainable=2 * a.relative_buckets * a.heads),))
-
-
-def _readers(a: Architecture, index: int) -> int:
-    """Return how many products read a norm: the first attention's, the second the feed-forward's."""
-    # Phi-3 has one product for gate and up
-    attended, fed = 1 if a.fused_qkv else 3, 2 if a.gated and not a.fused_qkv else 1
-    if a.layer_norms == 1:
-        return attended + fed
-    return (attended, fed)[index] if index < _ADDITIONS else 0
-
-
-def _norm_at(setting: Setting, index: int, *, mixed: bool) -> Part:
-    """Return one of a layer's norms; the input of a second that stands beside the first is kept by that."""
-    own = norm(
-        setting,
-        added=index < _ADDITIONS,
-        readers=_readers(setting.architecture, index),
-        routed=mixed and index == 1 and takes_stretch(setting),
-    )
-    if not (setting.architecture.parallel and index == 1) or is_composite(setting) or setting.kernels.fused:
-        return own
-    width = setting.stream * setting.tokens * setting.architecture.hidden
-    return replace(own, saved=own.saved + Saved(sequence=-width))
-
-
-def _layer(
-    setting: Setting,
-    repeat: int,
-    *,
-    causal: bool,
-    mixed: bool = False,
-    memory_tokens: int | None = None,
-    name: str = "layer",
-) -> Block:
-    """Return equal layers; those of a decoder also attend to the tokens of an encoder, its memory."""
-    a, width = setting.architecture, setting.stream * setting.tokens * setting.architecture.hidden
-    crossed = memory_tokens is not None
-    memory = setting.stream * (memory_tokens or 0) * a.hidden
-    parts = [_norm_at(setting, index, mixed=mixed) for index in range(a.layer_norms)]
-    norms, attended = parts[1:], attention(setting, causal=causal)
-    parts.append(attended)
-    if crossed:
-        parts += [norm(setting, added=True), attention(setting, causal=False, memory_tokens=memory_tokens)]
-    fed = mixture(setting) if mixed else feed_forward(setting)
-    parts += [fed, dropout_masks(setting)]
-    routed = a.experts.top_k if mixed and a.experts else 0
-    part = joined(*parts)
-    moments = layer_moments(setting, joined(*norms), fed, part, mixed=mixed)
-    added, beside = largest_weight(setting, mixed=mixed)
-    taken = stretches(setting, attended)
-    return Block(
-        name="expert " + name if mixed else name,
-        repeat=repeat,
-        parameters=part.parameters,
-        operators=part.operators,
-        # checkpoints of all layers hold the encoder's output, which is one tensor and counted there
-        activations=activations(part, width),
-        working=moments[0].working,
-        meanwhile=moments[0].meanwhile,
-        busy=moments if len(moments) > 1 else (),
-        halfway=halfway(setting, joined(*norms), fed, part, mixed=mixed),
-        added=added,
-        beside_added=gradients(setting, 0, width, mixed=mixed) + beside,
-        stretched=taken.stretched,
-        regathered=taken.regathered,
-        behind_regathered=taken.behind,
-        unshared=taken.unshared,
-        uneven=uneven_masks(setting) if causal and not crossed else Saved(),
-        awaited=awaited(setting, part, a.layer_norms),
-        boundary_bytes=width + memory,
-        hidden_flops=hidden_flops(setting) if causal and not crossed else 0.0,
-        tensor_parallel_collectives=3 if crossed else 2,
-        tensor_parallel_bytes=setting.element * setting.tokens * a.hidden,
-        expert_parallel_bytes=routed * setting.element * setting.tokens * a.hidden,
-        experts_per_token=routed,
-        context_parallel_bytes=2 * setting.element * setting.tokens * a.kv_heads * a.head_dim,
-        attends=None if crossed else attends(setting, joined(*norms), fed, part, moments[0]),
-    )

@@ -97,20 +97,24 @@ def test_parameters_are_kernels_and_norms() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "outputs", "rectified", "last", "first"),
+    ("name", "outputs", "rectified", "last", "first", "channels"),
     [
-        ("stage 1 first", FIRST, 2 * 64 * 64, 256 * 64, 64 * 64),
-        ("stage 1", FIRST - 256 * 64, 2 * 64 * 64, 256 * 64, 256 * 64),
-        ("stage 2 first", SECOND, 128 * 64 + 128 * 16, 512 * 16, 256 * 64),
+        ("stage 1 first", FIRST, 2 * 64 * 64, 256 * 64, 64 * 64, 2 * 64 + 2 * 256),
+        ("stage 1", FIRST - 256 * 64, 2 * 64 * 64, 256 * 64, 256 * 64, 2 * 64 + 256),
+        ("stage 2 first", SECOND, 128 * 64 + 128 * 16, 512 * 16, 256 * 64, 2 * 128 + 2 * 512),
     ],
 )
 def test_what_a_bottleneck_keeps_and_moves(
-    name: str, outputs: int, rectified: int, last: int, first: int
+    name: str, outputs: int, rectified: int, last: int, first: int, channels: int
 ) -> None:
     eager, compiled = named(name), named(name, Kernels.COMPILED)
+    # mean and deviation of each channel; of the first block what pooling gave, too
+    fixed, pooled = 8 * channels, first if name == "stage 1 first" else 0
     # convolutions' outputs for their norms, ReLUs' outputs for the next convolution, and the block's own
-    assert eager.activations.none == Saved(replicated=2 * (outputs + rectified + last))
-    assert compiled.activations.none == Saved(replicated=2 * (outputs + last))
+    assert eager.activations.none == Saved(
+        replicated=2 * (outputs + rectified + last + pooled), fixed=fixed
+    )
+    assert compiled.activations.none == Saved(replicated=2 * (outputs + last + pooled), fixed=fixed)
     assert eager.activations.attention == eager.activations.none
     assert eager.activations.full == Saved(replicated=2 * first)
     assert eager.activations.selective == Saved(replicated=2 * (first + outputs))
@@ -144,13 +148,13 @@ def test_gradients_of_the_largest_tensor_and_of_its_source_work() -> None:
 def test_the_stem_keeps_pixels_and_the_poolings_indices() -> None:
     stem = named("stem")
     output, pooled, pixels = 64 * 16 * 16, 64 * 8 * 8, 3 * 32 * 32
-    # 8 bytes of index beside each pooled element
-    kept = Saved(replicated=2 * (output + output + pixels) + (2 + 8) * pooled)
+    # 8 bytes of index for each pooled element, which the next block keeps
+    kept = Saved(replicated=2 * (output + output + pixels) + 8 * pooled, fixed=8 * 64)
     assert {stem.activations.none, stem.activations.selective, stem.activations.full} == {kept}
     # norm, ReLU, and pooling, which reads its input and writes values and indices
     assert moved(stem) == 2 * 6 * output + (2 + 8) * pooled
     assert stem.boundary_bytes == 2 * pooled
-    assert stem.working == Saved(replicated=2 * 2 * (5 * pooled + pixels))
+    assert stem.working == Saved(replicated=2 * 2 * output)
 
 
 def test_the_head_multiplies_one_row() -> None:
@@ -166,7 +170,8 @@ def test_the_head_multiplies_one_row() -> None:
 def test_in_fp32_everything_kept_is_twice_as_large_but_the_indices() -> None:
     short, full = model(), model(precision=Precision.FP32)
     for one, other in zip(short.blocks[1:], full.blocks[1:], strict=True):
-        assert other.activations.none.total == 2 * one.activations.none.total
+        assert other.activations.none.replicated == 2 * one.activations.none.replicated
+        assert other.activations.none.fixed == one.activations.none.fixed
     indices = 8 * 64 * 8 * 8
-    stems = [spec.blocks[0].activations.none.total - indices for spec in (short, full)]
+    stems = [spec.blocks[0].activations.none.replicated - indices for spec in (short, full)]
     assert stems[1] == 2 * stems[0]

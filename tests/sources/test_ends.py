@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,9 +69,8 @@ def test_positions_and_segments_are_looked_up_too_and_dropout_keeps_a_mask() -> 
 def test_a_norm_may_stand_behind_the_table(changes: dict[str, Any]) -> None:
     block = embedding(setting(**changes))
     assert block.parameters[1] == NORM
-    # what it makes is the first layer's input, which a decoder's layer keeps itself
-    made = WIDTH if "embedding_norm" in changes else 0
-    assert block.activations.none == Saved(sequence=NORM_KEPT - made, replicated=80)
+    # what it makes is the first layer's input, which that keeps itself
+    assert block.activations.none == Saved(sequence=NORM_KEPT - WIDTH, replicated=80)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +93,10 @@ def test_bytes_of_each_logit(kernels: Kernels, family: Family, kept: int, again:
     block = head(setting(kernels, family=family, final_norm=False))
     assert block.activations.none == block.activations.full == Saved(loss=kept * LOGITS)
     assert block.working == Saved(loss=again * LOGITS)
+    cast = head(replace(setting(kernels, family=family, final_norm=False), autocast=True))
+    # a log-softmax in fp32, whatever the model, where the loss is torch's own
+    own = kernels in (Kernels.EAGER, Kernels.COMPILED)
+    assert cast.activations.none == Saved(loss=(4 if own else kept) * LOGITS)
     # in parallel one of the log-softmax's size more or less, but where the loss is one kernel
     several = kernels in (Kernels.EAGER, Kernels.COMPILED)
     assert block.loss_parallel_bytes == (kept * LOGITS if several else 0)
@@ -127,7 +131,8 @@ def test_berts_head_is_a_matrix_and_a_norm_before_the_logits_and_a_pooler() -> N
         # one token
         (1, H, H, "", 2 * H * H),
     ]
-    assert block.activations.none.sequence == WIDTH + NORM_KEPT - WIDTH
+    # what the last layer made, and what GELU reads
+    assert block.activations.none.sequence == 2 * WIDTH + NORM_KEPT - WIDTH
     assert block.activations.none.replicated == WIDTH
 
 
@@ -141,6 +146,10 @@ def test_patches_are_projected_by_one_convolution() -> None:
     assert products(block) == [(9, H, inputs, "", 2 * 9 * H * inputs)]
     assert block.operators[0].bytes == 0
     assert block.activations.none == Saved(replicated=2 * inputs * 9)
+    # the script's images in fp32 beside autocast's copy of them
+    cast = patches(replace(setting(image=image), autocast=True))
+    assert cast.activations.none == Saved(replicated=(2 + 4) * inputs * 9)
+    assert (block.working, cast.working) == (Saved(sequence=2 * WIDTH), Saved(sequence=4 * WIDTH))
 
 
 def test_a_classifier_reads_one_token() -> None:
@@ -150,6 +159,9 @@ def test_a_classifier_reads_one_token() -> None:
     assert block.parameters == (NORM, Parameters(trainable=H * 5 + 5))
     assert products(block) == [(1, 5, H, "", 2 * 5 * H)]
     assert block.activations.none == Saved(sequence=NORM_KEPT, replicated=2 * (H + 5))
+    # a norm of a stream in fp32, of which one token is copied
+    cast = classifier(replace(setting(image=image), autocast=True)).activations.none
+    assert cast == Saved(sequence=(2 * 4 * H + 4) * T, replicated=2 * (H + 5))
 
 
 @pytest.mark.parametrize(("kernels", "kept"), [(Kernels.EAGER, 160), (Kernels.COMPILED, 0)])

@@ -140,8 +140,12 @@ def test_an_encoder_decoder_crosses_its_stacks() -> None:
     ]
     encoder, decoder = named(spec, "encoder layer"), named(spec, "decoder layer")
     assert decoder.parameter_count - encoder.parameter_count == NORM + ATTENTION
-    # a table of positions for each stack, of 32 buckets for each head
-    assert named(spec, "encoder output").parameter_count == NORM + 2 * 32 * 4
+    # a table of positions for each stack, of 32 buckets for each head; tokens are looked up here too
+    assert named(spec, "encoder output").parameter_count == NORM + 2 * 32 * 4 + TABLE
+    # which counts once, with logits of its own
+    layers = 2 * encoder.parameter_count + 3 * decoder.parameter_count
+    assert spec.parameters == layers + 2 * TABLE + 2 * NORM + 2 * 32 * 4
+    assert model(**T5, tied=True).parameters == spec.parameters - TABLE
     assert (spec.layers, spec.causal) == (5, True)
     assert spec.caveats == ("the decoder's sequence is taken as long as the encoder's",)
 
@@ -149,11 +153,17 @@ def test_an_encoder_decoder_crosses_its_stacks() -> None:
 def test_decoder_layers_carry_the_encoders_output_along() -> None:
     spec = model(**T5)
     encoder, decoder = named(spec, "encoder layer"), named(spec, "decoder layer")
+    # beside biases of 4 heads
+    biases = 2 * 4 * T * T
     assert (encoder.boundary_bytes, decoder.boundary_bytes) == (WIDTH, 2 * WIDTH)
+    assert encoder.boundary_fixed == decoder.boundary_fixed == biases
     # the encoder's output is one tensor for all layers that are computed again
     assert encoder.activations.full == decoder.activations.full == Saved(sequence=WIDTH)
     assert named(spec, "encoder output").activations.full.sequence >= WIDTH
-    assert (encoder.tensor_parallel_collectives, decoder.tensor_parallel_collectives) == (2, 3)
+    # attention, whose biases are of all heads, is whole on every rank
+    assert (encoder.tensor_parallel_collectives, decoder.tensor_parallel_collectives) == (1, 1)
+    heard = model(**T5 | {"relative_buckets": 0}).blocks
+    assert [heard[place].tensor_parallel_collectives for place in (1, 3)] == [2, 3]
     # the decoder's own attention is masked, that to the encoder is not
     core = 2 * 2 * T * T * 12
     halves = [operator.flops for operator in decoder.operators if operator.kind.value == "attention"]

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from parastrat.model import Autocast
 from parastrat.runtime.tracing.moments import busy_moments
-from parastrat.runtime.tracing.samples import for_one
 from parastrat.runtime.tracing.traced import Traced, traced_segments
 from parastrat.runtime.tracing.tracker import Tracker
 
@@ -46,7 +45,8 @@ def _way(traced: Traced) -> Autocast:
     return Autocast(
         activations=traced.activations,
         working=traced.bytes_of(lambda own: own.working),
-        boundary_bytes=for_one(traced.small.boundary, traced.large.boundary),
+        boundary_bytes=traced.crossing.replicated,
+        boundary_fixed=traced.crossing.fixed,
         awaited=traced.bytes_of(lambda own: own.awaited),
         busy=busy_moments(traced),
     )

@@ -57,6 +57,7 @@ def _joined(block: Block, behind: Block) -> Block:
             working=larger_of([block.autocast.working, behind.autocast.working]),
             busy=_moments_of(both, [cast_moments(each) for each in both]),
             boundary_bytes=behind.autocast.boundary_bytes,
+            boundary_fixed=behind.autocast.boundary_fixed,
             awaited=block.autocast.awaited + behind.autocast.awaited,
         )
     return replace(
@@ -66,6 +67,7 @@ def _joined(block: Block, behind: Block) -> Block:
         working=larger_of([block.working, behind.working]),
         busy=_moments_of(both, [each.moments for each in both]),
         boundary_bytes=behind.boundary_bytes,
+        boundary_fixed=behind.boundary_fixed,
         awaited=block.awaited + behind.awaited,
         autocast=cast,
     )

@@ -38,6 +38,11 @@ class Traced:
             full=self.bytes_of(lambda own: own.checkpointed),
         )
 
+    @property
+    def crossing(self) -> Saved:
+        """What is alive at the segment's end and read later."""
+        return line(self.small.boundary, self.large.boundary)
+
     def bytes_of(self, read: Callable[[Measured], float]) -> Saved:
         """Return some of the bytes for one sample."""
         small, large = read(self.small), read(self.large)
