@@ -16,6 +16,7 @@ from parastrat.memory.kinds import Shared
 from parastrat.plan import Recompute
 from parastrat.ranks import flights
 from parastrat.ranks.chains import DIVIDED, FOREMOST
+from parastrat.ranks.firsts import begun
 from parastrat.ranks.load import has_any
 from parastrat.remembered import remembered
 
@@ -139,8 +140,7 @@ def told_of(kinds: KindsOf, codes: Sequence[int]) -> Any:
 def _told(kinds: KindsOf, codes: Sequence[int]) -> Any:
     blocks, (ways, variant) = blocks_of(kinds), np.divmod(np.array(codes), VARIANTS)
     (place, way), (several, own) = np.divmod(ways, WAYS), np.unique(ways, return_inverse=True)
-    ran = [_ran(kinds, *divmod(each, WAYS)) for each in several.tolist()]
-    counts, behind, has = (np.array(each)[own] for each in zip(*ran, strict=True))
+    counts, behind, has = (each[own] for each in _ran(kinds, several.tolist()))
     kept, working = blocks.kept[variant], blocks.working[variant]
     # ranks before kinds before policies with parts
     by_kind = kept.swapaxes(1, 2).reshape(*kept.shape[:1], kept.shape[2], -1)
@@ -182,25 +182,24 @@ def rank_of(kinds: KindsOf, place: int) -> int:
     return blocks.ranks[place]
 
 
-def _ran(kinds: KindsOf, place: int, way: int) -> tuple[Any, Any, Any]:
-    """Return the repeats of each kind on a rank, of those behind the foremost of each, and which it has.
+def _ran(kinds: KindsOf, ways: Sequence[int]) -> tuple[Any, Any, Any]:
+    """Return the repeats of each kind on ranks, of those behind the foremost of each, and which they have.
 
     Where virtual stages take turns, those of all that is in flight.
     """
-    many = len(kinds.pipelines.kinds.blocks)
-    if way:
-        few, split = flights.WAYS[way - 1]
-        firsts = kinds.pipelines.firsts_of(place, split=split)[few]
-        held = firsts.at_kinds[0, :, :many, rank_of(kinds, place)]
-        # nothing ran before the block behind all others
-        counts, has = held.max(axis=0), held.any(axis=1)
-        return counts, np.where(has[:, None], counts - held, 0.0), has
-    cut, of = kinds.pipelines.cuts[place], kinds.pipelines.kinds.of
-    repeats = cut.held[0, int(cut.rows[rank_of(kinds, place), 0])]
-    counts, behind, has = np.zeros(many), np.zeros((many, many)), np.zeros(many, dtype=bool)
-    for block in reversed(repeats.nonzero()[0].tolist()):
-        kind = of[block]
-        if not has[kind]:
-            has[kind], behind[kind] = True, counts
-        counts[kind] += repeats[block]
-    return counts, behind, has
+    alive, stages = [], []
+    for place, way in (divmod(each, WAYS) for each in ways):
+        cut = kinds.pipelines.cuts[place]
+        rank = int(cut.rows[rank_of(kinds, place), 0])
+        own, runs = cut.held[:, rank], 0
+        alive.append(own[0])
+        if way:
+            shape = cut.held.shape[1], len(own)
+            every, runs = begun(shape, rank, is_bent=cut.is_bent, way=flights.WAYS[way - 1])
+            alive[-1] = every @ own
+        stages.append(own[runs])
+    of_kind = kinds.pipelines.chain.of_kind
+    has, behind = flights.behind_last(np.array(stages), of_kind)
+    # a stage without blocks begins no backward
+    counts = np.where(has.any(axis=1, keepdims=True), np.array(alive) @ of_kind, 0.0)
+    return counts, np.where(has[..., None], behind, 0.0), has

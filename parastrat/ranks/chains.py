@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from parastrat.model import Split
-from parastrat.ranks.flights import Turns, first_backwards, turns
+from parastrat.ranks.firsts import first_backwards
+from parastrat.ranks.flights import Turns, turns
 from parastrat.ranks.moments import moments_of
 from parastrat.ranks.starts import Starts, starts_of
 
@@ -205,7 +206,7 @@ class Chain:
     def firsts_of(self, cut: Cut, *, split: bool) -> tuple[Turns, ...]:
         """Return what its foremost ranks hold as they begin their first backward."""
         if split not in cut.firsts:
-            ranks = cut.rows[:FOREMOST, 0].astype(np.int64)
+            ranks = cut.rows[:FOREMOST, 0].astype(np.int64).tolist()
             found = first_backwards(cut.held, self.of_kind, ranks, is_bent=cut.is_bent, split=split)
             cut.firsts[split] = tuple(
                 Turns(at_kinds=found[None, :, :, few], ending=np.zeros((1, found.shape[1], len(ranks))))
