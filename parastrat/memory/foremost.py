@@ -69,10 +69,10 @@ class Blocks:
 @remembered
 def blocks_of(kinds: KindsOf) -> Blocks:
     """Return what the blocks of a model hold, whatever its devices, batch and optimizer."""
-    variants, last = kinds.columns, kinds.pipelines.kinds.of[-1]
-    many = len(kinds.pipelines.kinds.blocks)
-    kept = np.array([[_parts(own.kept[code_of(policy)], many) for policy in Recompute] for own in variants])
-    units = tuple(np.ravel(variants[0].of_unit).astype(bool).tolist())
+    last, many = kinds.pipelines.kinds.of[-1], len(kinds.pipelines.kinds.blocks)
+    kept = _parts(kinds.kept, many, VARIANTS * len(Recompute))
+    kept = np.ascontiguousarray(kept.reshape(many, VARIANTS, -1, kept.shape[-1]).transpose(1, 2, 0, 3))
+    units = tuple(np.ravel(kinds.table("of_unit")).astype(bool).tolist())
     # where several ranks have a sequence nothing divides it further outside of units (``over_context``):
     # what is kept whole there in place of a share counts as no more than the difference
     apart = ~np.array(units)
@@ -82,10 +82,11 @@ def blocks_of(kinds: KindsOf) -> Blocks:
     outside[..., _SEQUENCE] -= less
     kept[:, :, apart] = outside
     # moments before kinds
-    working = np.array([[_parts(each.working, many) for each in own.moments] for own in variants])
-    head = working[:, 0, last] + _parts(kinds.output, 1)
+    at_moments = [_parts(moment.working, many, VARIANTS) for moment in kinds.table("moments")]
+    working = np.array(at_moments).transpose(2, 0, 1, 3)
+    head = working[:, 0, last] + _parts(kinds.output, 1, 1)[0, 0]
     made = kept[0, 0] - kept[0, code_of(Recompute.FULL)]
-    together = working.reshape(len(variants), -1, working.shape[-1])
+    together = working.reshape(VARIANTS, -1, working.shape[-1])
     return Blocks(
         kept=kept,
         working=together,
@@ -111,15 +112,15 @@ def _halfway(kinds: KindsOf, units: Sequence[bool]) -> tuple[int, Any] | None:
     gone = [
         (each.freed, each.behind_regathered, each.attending and each.attending.joined) for each in several
     ]
-    return kind, np.array([sum(_parts(part, 1)[0] for part in parts) for parts in gone])
+    return kind, np.array([sum(_parts(part, 1, 1)[0, 0] for part in parts) for parts in gone])
 
 
-def _parts(shared: Shared | None, kinds: int) -> Any:
-    """Return parts beside kinds, of which one number may stand for all."""
-    parts = np.zeros((kinds, len(Shared._fields)))
+def _parts(shared: Shared | None, kinds: int, variants: int) -> Any:
+    """Return parts beside kinds and their variants, of which one number may stand for all."""
+    parts = np.zeros((kinds, variants, len(Shared._fields)))
     for place, part in enumerate(shared or ()):
         if part is not None:
-            parts[:, place] = np.ravel(part)
+            parts[:, :, place] = part
     return parts
 
 
