@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parastrat.memory.variants import KindsOf
+    from parastrat.ranks.chains import Cut
 
 #: in how many ways a rank may have micro-batches in flight: one, and behind it those in which its virtual
 #: stages take turns; and in how many variants blocks are
@@ -167,20 +168,29 @@ def _told(kinds: KindsOf, codes: Sequence[int]) -> Any:
     return found
 
 
-def rank_of(kinds: KindsOf, place: int) -> int:
-    """Return which of the foremost distinct ranks of a pipeline is told."""
-    blocks = blocks_of(kinds)
-    if place not in blocks.ranks:
-        ranks, many = kinds.pipelines.cuts[place].rows[:FOREMOST], len(kinds.pipelines.kinds.of)
-        has = (ranks[:, 1 : 1 + many] @ kinds.pipelines.chain.of_kind > 0) & blocks.units
-        runs = (has * blocks.runs).max(axis=1).tolist()
-        trained = ranks[:, 1 + many : 1 + many + len(DIVIDED)].sum(axis=1).tolist()
-        told = 0
-        for rank in range(1, len(ranks)):
-            if runs[rank] > _FAR_MORE * runs[told] or trained[rank] > _MORE * trained[told]:
-                told = rank
-        blocks.ranks[place] = told
-    return blocks.ranks[place]
+def ranks_of(kinds: KindsOf, places: Sequence[int]) -> list[int]:
+    """Return which of the foremost distinct ranks of each pipeline is told."""
+    known = blocks_of(kinds).ranks
+    others = [place for place in places if place not in known]
+    if others:
+        known.update(zip(others, _chosen(kinds, others), strict=True))
+    return [known[place] for place in places]
+
+
+def _chosen(kinds: KindsOf, places: Sequence[int]) -> Sequence[int]:
+    blocks, many, foremost = blocks_of(kinds), len(kinds.pipelines.kinds.of), range(FOREMOST)
+    # where there are fewer ranks the last one counts again, which is no more than itself
+    cuts = [kinds.pipelines.cuts[place].rows.take(foremost, axis=0, mode="clip") for place in places]
+    ranks, told, every = np.array(cuts), np.zeros(len(places), dtype=np.int64), np.arange(len(places))
+    has = (ranks[..., 1 : 1 + many] @ kinds.pipelines.chain.of_kind > 0) & blocks.units
+    runs = (has * blocks.runs).max(axis=-1)
+    trained = ranks[..., 1 + many : 1 + many + len(DIVIDED)].sum(axis=-1)
+    for rank in foremost[1:]:
+        more = runs[:, rank] > _FAR_MORE * runs[every, told]
+        more |= trained[:, rank] > _MORE * trained[every, told]
+        told = np.where(more, rank, told)
+    chosen: Sequence[int] = told.tolist()
+    return chosen
 
 
 def _ran(kinds: KindsOf, ways: Sequence[int]) -> tuple[Any, Any, Any]:
@@ -188,19 +198,23 @@ def _ran(kinds: KindsOf, ways: Sequence[int]) -> tuple[Any, Any, Any]:
 
     Where virtual stages take turns, those of all that is in flight.
     """
-    alive, stages = [], []
-    for place, way in (divmod(each, WAYS) for each in ways):
-        cut = kinds.pipelines.cuts[place]
-        rank = int(cut.rows[rank_of(kinds, place), 0])
-        own, runs = cut.held[:, rank], 0
-        alive.append(own[0])
-        if way:
-            shape = cut.held.shape[1], len(own)
-            every, runs = begun(shape, rank, is_bent=cut.is_bent, way=flights.WAYS[way - 1])
-            alive[-1] = every @ own
-        stages.append(own[runs])
+    places = [each // WAYS for each in ways]
+    cuts, told = [kinds.pipelines.cuts[place] for place in places], ranks_of(kinds, places)
+    begin = [_begins(cut, rank, each % WAYS) for cut, rank, each in zip(cuts, told, ways, strict=True)]
+    alive, stages = (np.array(own) for own in zip(*begin, strict=True))
     of_kind = kinds.pipelines.chain.of_kind
-    has, behind = flights.behind_last(np.array(stages), of_kind)
+    has, behind = flights.behind_last(stages, of_kind)
     # a stage without blocks begins no backward
-    counts = np.where(has.any(axis=1, keepdims=True), np.array(alive) @ of_kind, 0.0)
+    counts = np.where(has.any(axis=1, keepdims=True), alive @ of_kind, 0.0)
     return counts, np.where(has[..., None], behind, 0.0), has
+
+
+def _begins(cut: Cut, told: int, way: int) -> tuple[Any, Any]:
+    """Return the repeats of blocks that a distinct rank has alive, and those of the stage that runs."""
+    rank = int(cut.rows[told, 0])
+    own = cut.held[:, rank]
+    if not way:
+        return own[0], own[0]
+    shape = cut.held.shape[1], len(own)
+    alive, runs = begun(shape, rank, is_bent=cut.is_bent, way=flights.WAYS[way - 1])
+    return alive @ own, own[runs]

@@ -155,7 +155,8 @@ class Chain:
                 has = missing & (kept[:, place] > 0)
                 totals[has] += parts
                 missing &= ~has
-        return Cut(rows=np.column_stack([ranks, kept, totals]), held=held, is_bent=bent)
+        rows = np.concatenate([np.array(ranks)[:, None], kept, totals], axis=1)
+        return Cut(rows=rows, held=held, is_bent=bent)
 
     def numbers(self, rows: Any) -> Any:
         """Return ranks with the repeats of every kind of block for those of every block."""

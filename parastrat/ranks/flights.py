@@ -257,4 +257,5 @@ def _best(score: Any, groups: _Groups) -> tuple[Any, Any, Any]:
 def _of_chunks(count: Any, pp: int, chunks: int) -> Any:
     """Return of the first so many micro-batches those of each chunk, which take turns by ``pp``."""
     rounds, rest = np.divmod(count, pp * chunks)
-    return rounds[..., None] * pp + np.clip(rest[..., None] - pp * np.arange(chunks), 0, pp)
+    begun = np.maximum(rest[..., None] - pp * np.arange(chunks), 0)
+    return rounds[..., None] * pp + np.minimum(begun, pp)
