@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
+from parastrat.distinct import places_of
 from parastrat.memory.kinds import Shared
 from parastrat.plan import Recompute
 from parastrat.ranks import flights
@@ -141,7 +142,7 @@ def told_of(kinds: KindsOf, codes: Sequence[int]) -> Any:
 
 def _told(kinds: KindsOf, codes: Sequence[int]) -> Any:
     blocks, (ways, variant) = blocks_of(kinds), np.divmod(np.array(codes), VARIANTS)
-    (place, way), (several, own) = np.divmod(ways, WAYS), np.unique(ways, return_inverse=True)
+    (place, way), (several, own) = np.divmod(ways, WAYS), places_of(ways)
     counts, behind, has = (each[own] for each in _ran(kinds, several.tolist()))
     kept, working = blocks.kept[variant], blocks.working[variant]
     # ranks before kinds before policies with parts
