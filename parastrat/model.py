@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from parastrat.moments import Attends, Busy, Halfway
-from parastrat.saved import Activations, Saved
+from parastrat.saved import NOTHING, Activations, Saved
 from parastrat.stage_load import StageLoad
 from parastrat.workload import Optimizer, Precision
 
@@ -98,10 +98,10 @@ class Autocast:
     working: Saved
     boundary_bytes: float
     boundary_fixed: float = 0.0
-    awaited: Saved = field(default_factory=Saved)
-    beside_added: Saved = field(default_factory=Saved)
+    awaited: Saved = NOTHING
+    beside_added: Saved = NOTHING
     busy: tuple[Busy, ...] = ()
-    masks: Saved = field(default_factory=Saved)
+    masks: Saved = NOTHING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +125,7 @@ class Block:
     #: FLOPs of pairs that a mask hides and a kernel computes all the same: stages are cut by them too
     hidden_flops: float = 0.0
     #: gradients of its products and norms, of which those of the weights are made, where that waits
-    awaited: Saved = field(default_factory=Saved)
+    awaited: Saved = NOTHING
     #: of its parameters' gradients the share that is there when its backward holds most; None: unknown
     meanwhile: float | None = None
     #: such moments, where it is not the same for any number of samples; ``working`` alone stands for none
@@ -135,7 +135,7 @@ class Block:
     #: of its weights the one whose gradient, made anew before it is added to that of micro-batches before,
     #: is most beside what else exists then, in place of ``working``
     added: Parameters | None = None
-    beside_added: Saved = field(default_factory=Saved)
+    beside_added: Saved = NOTHING
     autocast: Autocast | None = None  #: what is otherwise then
     #: parameters of which a tp rank takes stretches, for which they are gathered
     stretched: int = 0
@@ -143,15 +143,15 @@ class Block:
     #: halfway is gone by then, and parameters of whose shares that is so, or not there yet
     regathered: int = 0
     unshared: int = 0
-    behind_regathered: Saved = field(default_factory=Saved)
+    behind_regathered: Saved = NOTHING
     #: of the model's output what a training script holds while backward runs
-    output: Saved = field(default_factory=Saved)
+    output: Saved = NOTHING
     #: the stream of a head whose code counts positions, so that each rank of a sequence has all of them
-    between: Saved = field(default_factory=Saved)
+    between: Saved = NOTHING
     #: attention masks made behind it, which checkpoints keep; stages without it make them as well
-    masks: Saved = field(default_factory=Saved)
+    masks: Saved = NOTHING
     #: of what runs again with it, what it may have more than its kind has in the mean
-    uneven: Saved = field(default_factory=Saved)
+    uneven: Saved = NOTHING
     #: one more tensor of a loss that is made while backward runs, of all tp ranks that compute it together
     loss_parallel_bytes: float = 0
     #: collectives over tp in one forward (backward has as many), each of ``tensor_parallel_bytes``

@@ -179,7 +179,7 @@ def _beside_saved(plans: Plans, kind: Kind, added: OverContext | None) -> tuple[
 
 def _kept(plans: Plans, kind: Kind, policy: Any) -> Shared:
     """Return what is kept under a policy, or under each plan's."""
-    return kind.kept[policy] if plans.alone else plans.kinds.kept(plans.alike.variant, policy)
+    return kind.kept[policy] if plans.alone else plans.kinds.kept_of(plans.alike.variant, policy)
 
 
 def _running_bytes(

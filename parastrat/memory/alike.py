@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,8 @@ from parastrat.remembered import remembered
 from parastrat.schedules import SPLIT_ALWAYS, V_SHAPED
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from parastrat.columns import Columns
     from parastrat.units import Mask, Numbers
 
@@ -86,12 +88,12 @@ class Alike:
 class Unlike:
     """What plans differ in, in arrays: what is read is taken then, or plain where all have it in common."""
 
-    def __init__(self, several: Any, which: Any) -> None:
-        """Set of each plan which of several ``Alike`` it has, told as ``_columns_of`` does."""
+    def __init__(self, several: Callable[[str], Any], which: Any) -> None:
+        """Set of each plan which of several ``Alike`` it has, told as ``_told_apart`` does."""
         self.__dict__.update(_several=several, _which=which)
 
     def __getattr__(self, name: str) -> Any:
-        column = self._several[name]
+        column = self._several(name)
         if type(column) is np.ndarray:
             column = column.take(self._which)
         self.__dict__[name] = column
@@ -199,14 +201,19 @@ def unlike(job: JobFlags, codes: Any) -> Alike:
     found, which = places_of(codes)
     if len(found) == 1:
         return alike_of(job, int(found[0]))
-    made: Any = Unlike(_columns_of(job, tuple(found.tolist())), which)
+    made: Any = Unlike(_told_apart(job, tuple(found.tolist())), which)
     alike: Alike = made
     return alike
 
 
 @cache
-def _columns_of(job: JobFlags, codes: tuple[int, ...]) -> dict[str, Any]:
-    """Return what plans with some numbers have, as arrays where they differ in it."""
+def _told_apart(job: JobFlags, codes: tuple[int, ...]) -> Callable[[str], Any]:
+    """Return what tells of plans with some numbers what they have, an array where they differ in it."""
     several = [alike_of(job, code) for code in codes]
-    columns = {field.name: [getattr(each, field.name) for each in several] for field in fields(Alike)}
-    return {name: own[0] if len(set(own)) == 1 else np.array(own) for name, own in columns.items()}
+
+    @cache
+    def column(name: str) -> Any:
+        own = [getattr(each, name) for each in several]
+        return own[0] if len(set(own)) == 1 else np.array(own)
+
+    return column

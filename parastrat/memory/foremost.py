@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from parastrat.columns import code_of
+from parastrat.distinct import places_of
 from parastrat.memory.kinds import Shared
 from parastrat.plan import Recompute
 from parastrat.ranks import flights
 from parastrat.ranks.chains import DIVIDED, FOREMOST
+from parastrat.ranks.firsts import begun
 from parastrat.ranks.load import has_any
 from parastrat.remembered import remembered
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from parastrat.memory.variants import KindsOf
+    from parastrat.ranks.chains import Cut
 
 #: in how many ways a rank may have micro-batches in flight: one, and behind it those in which its virtual
 #: stages take turns; and in how many variants blocks are
@@ -68,10 +71,10 @@ class Blocks:
 @remembered
 def blocks_of(kinds: KindsOf) -> Blocks:
     """Return what the blocks of a model hold, whatever its devices, batch and optimizer."""
-    variants, last = kinds.columns, kinds.pipelines.kinds.of[-1]
-    many = len(kinds.pipelines.kinds.blocks)
-    kept = np.array([[_parts(own.kept[code_of(policy)], many) for policy in Recompute] for own in variants])
-    units = tuple(np.ravel(variants[0].of_unit).astype(bool).tolist())
+    last, many = kinds.pipelines.kinds.of[-1], len(kinds.pipelines.kinds.blocks)
+    kept = _parts(kinds.kept, many, VARIANTS * len(Recompute))
+    kept = np.ascontiguousarray(kept.reshape(many, VARIANTS, -1, kept.shape[-1]).transpose(1, 2, 0, 3))
+    units = tuple(np.ravel(kinds.table("of_unit")).astype(bool).tolist())
     # where several ranks have a sequence nothing divides it further outside of units (``over_context``):
     # what is kept whole there in place of a share counts as no more than the difference
     apart = ~np.array(units)
@@ -81,10 +84,11 @@ def blocks_of(kinds: KindsOf) -> Blocks:
     outside[..., _SEQUENCE] -= less
     kept[:, :, apart] = outside
     # moments before kinds
-    working = np.array([[_parts(each.working, many) for each in own.moments] for own in variants])
-    head = working[:, 0, last] + _parts(kinds.output, 1)
+    at_moments = [_parts(moment.working, many, VARIANTS) for moment in kinds.table("moments")]
+    working = np.array(at_moments).transpose(2, 0, 1, 3)
+    head = working[:, 0, last] + _parts(kinds.output, 1, 1)[0, 0]
     made = kept[0, 0] - kept[0, code_of(Recompute.FULL)]
-    together = working.reshape(len(variants), -1, working.shape[-1])
+    together = working.reshape(VARIANTS, -1, working.shape[-1])
     return Blocks(
         kept=kept,
         working=together,
@@ -110,15 +114,15 @@ def _halfway(kinds: KindsOf, units: Sequence[bool]) -> tuple[int, Any] | None:
     gone = [
         (each.freed, each.behind_regathered, each.attending and each.attending.joined) for each in several
     ]
-    return kind, np.array([sum(_parts(part, 1)[0] for part in parts) for parts in gone])
+    return kind, np.array([sum(_parts(part, 1, 1)[0, 0] for part in parts) for parts in gone])
 
 
-def _parts(shared: Shared | None, kinds: int) -> Any:
-    """Return parts beside kinds, of which one number may stand for all."""
-    parts = np.zeros((kinds, len(Shared._fields)))
+def _parts(shared: Shared | None, kinds: int, variants: int) -> Any:
+    """Return parts beside kinds and their variants, of which one number may stand for all."""
+    parts = np.zeros((kinds, variants, len(Shared._fields)))
     for place, part in enumerate(shared or ()):
         if part is not None:
-            parts[:, place] = np.ravel(part)
+            parts[:, :, place] = part
     return parts
 
 
@@ -138,9 +142,8 @@ def told_of(kinds: KindsOf, codes: Sequence[int]) -> Any:
 
 def _told(kinds: KindsOf, codes: Sequence[int]) -> Any:
     blocks, (ways, variant) = blocks_of(kinds), np.divmod(np.array(codes), VARIANTS)
-    (place, way), (several, own) = np.divmod(ways, WAYS), np.unique(ways, return_inverse=True)
-    ran = [_ran(kinds, *divmod(each, WAYS)) for each in several.tolist()]
-    counts, behind, has = (np.array(each)[own] for each in zip(*ran, strict=True))
+    (place, way), (several, own) = np.divmod(ways, WAYS), places_of(ways)
+    counts, behind, has = (each[own] for each in _ran(kinds, several.tolist()))
     kept, working = blocks.kept[variant], blocks.working[variant]
     # ranks before kinds before policies with parts
     by_kind = kept.swapaxes(1, 2).reshape(*kept.shape[:1], kept.shape[2], -1)
@@ -166,41 +169,53 @@ def _told(kinds: KindsOf, codes: Sequence[int]) -> Any:
     return found
 
 
-def rank_of(kinds: KindsOf, place: int) -> int:
-    """Return which of the foremost distinct ranks of a pipeline is told."""
-    blocks = blocks_of(kinds)
-    if place not in blocks.ranks:
-        ranks, many = kinds.pipelines.cuts[place].rows[:FOREMOST], len(kinds.pipelines.kinds.of)
-        has = (ranks[:, 1 : 1 + many] @ kinds.pipelines.chain.of_kind > 0) & blocks.units
-        runs = (has * blocks.runs).max(axis=1).tolist()
-        trained = ranks[:, 1 + many : 1 + many + len(DIVIDED)].sum(axis=1).tolist()
-        told = 0
-        for rank in range(1, len(ranks)):
-            if runs[rank] > _FAR_MORE * runs[told] or trained[rank] > _MORE * trained[told]:
-                told = rank
-        blocks.ranks[place] = told
-    return blocks.ranks[place]
+def ranks_of(kinds: KindsOf, places: Sequence[int]) -> list[int]:
+    """Return which of the foremost distinct ranks of each pipeline is told."""
+    known = blocks_of(kinds).ranks
+    others = [place for place in places if place not in known]
+    if others:
+        known.update(zip(others, _chosen(kinds, others), strict=True))
+    return [known[place] for place in places]
 
 
-def _ran(kinds: KindsOf, place: int, way: int) -> tuple[Any, Any, Any]:
-    """Return the repeats of each kind on a rank, of those behind the foremost of each, and which it has.
+def _chosen(kinds: KindsOf, places: Sequence[int]) -> Sequence[int]:
+    blocks, many, foremost = blocks_of(kinds), len(kinds.pipelines.kinds.of), range(FOREMOST)
+    # where there are fewer ranks the last one counts again, which is no more than itself
+    cuts = [kinds.pipelines.cuts[place].rows.take(foremost, axis=0, mode="clip") for place in places]
+    ranks, told, every = np.array(cuts), np.zeros(len(places), dtype=np.int64), np.arange(len(places))
+    has = (ranks[..., 1 : 1 + many] @ kinds.pipelines.chain.of_kind > 0) & blocks.units
+    runs = (has * blocks.runs).max(axis=-1)
+    trained = ranks[..., 1 + many : 1 + many + len(DIVIDED)].sum(axis=-1)
+    for rank in foremost[1:]:
+        more = runs[:, rank] > _FAR_MORE * runs[every, told]
+        more |= trained[:, rank] > _MORE * trained[every, told]
+        told = np.where(more, rank, told)
+    chosen: Sequence[int] = told.tolist()
+    return chosen
+
+
+def _ran(kinds: KindsOf, ways: Sequence[int]) -> tuple[Any, Any, Any]:
+    """Return the repeats of each kind on ranks, of those behind the foremost of each, and which they have.
 
     Where virtual stages take turns, those of all that is in flight.
     """
-    many = len(kinds.pipelines.kinds.blocks)
-    if way:
-        few, split = flights.WAYS[way - 1]
-        firsts = kinds.pipelines.firsts_of(place, split=split)[few]
-        held = firsts.at_kinds[0, :, :many, rank_of(kinds, place)]
-        # nothing ran before the block behind all others
-        counts, has = held.max(axis=0), held.any(axis=1)
-        return counts, np.where(has[:, None], counts - held, 0.0), has
-    cut, of = kinds.pipelines.cuts[place], kinds.pipelines.kinds.of
-    repeats = cut.held[0, int(cut.rows[rank_of(kinds, place), 0])]
-    counts, behind, has = np.zeros(many), np.zeros((many, many)), np.zeros(many, dtype=bool)
-    for block in reversed(repeats.nonzero()[0].tolist()):
-        kind = of[block]
-        if not has[kind]:
-            has[kind], behind[kind] = True, counts
-        counts[kind] += repeats[block]
-    return counts, behind, has
+    places = [each // WAYS for each in ways]
+    cuts, told = [kinds.pipelines.cuts[place] for place in places], ranks_of(kinds, places)
+    begin = [_begins(cut, rank, each % WAYS) for cut, rank, each in zip(cuts, told, ways, strict=True)]
+    alive, stages = (np.array(own) for own in zip(*begin, strict=True))
+    of_kind = kinds.pipelines.chain.of_kind
+    has, behind = flights.behind_last(stages, of_kind)
+    # a stage without blocks begins no backward
+    counts = np.where(has.any(axis=1, keepdims=True), alive @ of_kind, 0.0)
+    return counts, np.where(has[..., None], behind, 0.0), has
+
+
+def _begins(cut: Cut, told: int, way: int) -> tuple[Any, Any]:
+    """Return the repeats of blocks that a distinct rank has alive, and those of the stage that runs."""
+    rank = int(cut.rows[told, 0])
+    own = cut.held[:, rank]
+    if not way:
+        return own[0], own[0]
+    shape = cut.held.shape[1], len(own)
+    alive, runs = begun(shape, rank, is_bent=cut.is_bent, way=flights.WAYS[way - 1])
+    return alive @ own, own[runs]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parastrat.model import OperatorKind
@@ -11,7 +12,7 @@ from parastrat.plan import Recompute
 from parastrat.ranks.load import NO_PARAMETERS, ParameterTotals
 from parastrat.ranks.states import added_totals, block_totals, cast_totals
 from parastrat.remembered import remembered
-from parastrat.saved import Saved
+from parastrat.saved import NOTHING, Saved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -154,9 +155,14 @@ class Way(NamedTuple):
     known: bool
 
 
-def parameters_of(block: Block) -> dict[str, ParameterTotals]:
-    """Return the parameters of a kind of block by name, the same in whatever way it is asked for."""
-    every = block_totals(block)
+def parameters_of(block: Block, others: Sequence[Block]) -> dict[str, Any]:
+    """Return the parameters of a kind of block by name, the same in whatever way it is asked for.
+
+    Args:
+        block: one of the kind.
+        others: of the kinds that come later in the model.
+    """
+    every, tied = block_totals(block), _is_tied(block, others)
     multiplies = any(operator.kind in _PRODUCTS for operator in block.operators)
     return {
         "unit": every if block.unit else NO_PARAMETERS,
@@ -164,19 +170,45 @@ def parameters_of(block: Block) -> dict[str, ParameterTotals]:
         "trainable": block_totals(block, trainable=True),
         "cast": cast_totals(block) if multiplies else NO_PARAMETERS,
         "added": added_totals(block),
-        "before": NO_PARAMETERS,
+        "tied": tied,
+        "before": block_totals(others[0]) if tied and others[0].unit else NO_PARAMETERS,
     }
 
 
-def kind_of(block: Block, way: Way, model: ModelSpec, parameters: Mapping[str, ParameterTotals]) -> Kind:
-    """Return what one repeat of a block of a model holds in one way, tied weights aside."""
+def held_anyway(block: Block, model: ModelSpec, *, whole: bool) -> dict[str, Any]:
+    """Return by name what one repeat of a block of a model holds with autocast and without."""
+    shared = partial(shared_of, whole=whole)
+    regathers = _regathers(model)
+    return {
+        "freed": shared(block.halfway.freed) if block.halfway else None,
+        "attending": _attending(block, shared),
+        "between": shared(block.between),
+        "output": shared_of(block.output),
+        "uneven": shared(block.uneven),
+        "of_loss": block.loss_parallel_bytes or None,
+        "head": block.loss_parallel_bytes > 0 and not model.dispatched,
+        "regathered": block.regathered if regathers else None,
+        "stretched": block.stretched if regathers else None,
+        "unshared": block.unshared if regathers else None,
+        "behind_regathered": shared(block.behind_regathered),
+        "later": 1.0 if block.halfway is None else 1 - block.halfway.meanwhile,
+        "unknown": block.meanwhile is None,
+        "of_unit": block.unit,
+    }
+
+
+def kind_of(block: Block, way: Way, anyway: Mapping[str, Any]) -> Kind:
+    """Return what one repeat of a block holds in one way.
+
+    Args:
+        block: the block.
+        way: in which it is asked for.
+        anyway: by name its parameters, and what else does not hang on autocast.
+    """
     own = (block.autocast or block) if way.autocast else block
     soonest = min(moment.meanwhile for moment in block.moments)
     moments = cast_moments(block) if way.autocast else block.moments
-
-    def shared(saved: Saved) -> Shared | None:
-        return shared_of(saved, whole=way.whole)
-
+    shared = partial(shared_of, whole=way.whole)
     kept = [shared(own.activations.under(policy)) or _NOTHING for policy in Recompute]
     # what policies do nothing to is told by identity
     alike: dict[Shared, Shared] = {}
@@ -188,25 +220,10 @@ def kind_of(block: Block, way: Way, model: ModelSpec, parameters: Mapping[str, P
         ),
         awaited=shared(own.awaited),
         beside_added=shared(own.beside_added),
-        tied=False,
-        freed=shared(block.halfway.freed if block.halfway else Saved()),
-        attending=_attending(block, shared),
-        between=shared(block.between),
-        output=shared_of(block.output),
-        uneven=shared(block.uneven),
         masks=shared_of(own.masks),
-        of_loss=block.loss_parallel_bytes or None,
-        head=block.loss_parallel_bytes > 0 and not model.dispatched,
         chunk=shared(Saved(loss=own.working.loss)) if block.chunks > 1 else None,
-        regathered=block.regathered if _regathers(model) else None,
-        stretched=block.stretched if _regathers(model) else None,
-        unshared=block.unshared if _regathers(model) else None,
-        behind_regathered=shared(block.behind_regathered),
-        **parameters,
-        later=1.0 if block.halfway is None else 1 - block.halfway.meanwhile,
         soonest=soonest if way.known else 0.0,
-        unknown=block.meanwhile is None,
-        of_unit=block.unit,
+        **anyway,
     )
 
 
@@ -237,7 +254,7 @@ def cast_moments(block: Block) -> tuple[Busy, ...]:
     return own.busy or (Busy(working=own.working, meanwhile=block.meanwhile or 0.0),)
 
 
-def is_tied(block: Block, others: Sequence[Block]) -> bool:
+def _is_tied(block: Block, others: Sequence[Block]) -> bool:
     """Return whether the largest weight of a block is one of some others' as well."""
     tie = None if block.added is None else block.added.tie_group
     return tie is not None and any(group.tie_group == tie for each in others for group in each.parameters)
@@ -245,10 +262,20 @@ def is_tied(block: Block, others: Sequence[Block]) -> bool:
 
 def shared_of(saved: Saved, *, whole: bool = False) -> Shared | None:
     """Return bytes by what divides them; along a sequence nothing does in what sees a whole one."""
-    replicated, sequence = saved.replicated, saved.sequence
-    if whole:
-        replicated, sequence = replicated + sequence, 0
-    others = saved.tensor, sequence, saved.expert, saved.loss, saved.fixed
-    if not (replicated or any(others)):
+    if saved is NOTHING:
         return None
-    return Shared(float(replicated), *(float(each) if each else None for each in others))
+    replicated, sequence = float(saved.replicated), float(saved.sequence)
+    if whole:
+        replicated, sequence = replicated + sequence, 0.0
+    # hundreds are made of a model: to go through the parts takes twice as long
+    tensor, expert, loss, fixed = saved.tensor, saved.expert, saved.loss, saved.fixed
+    if not (replicated or tensor or sequence or expert or loss or fixed):
+        return None
+    return Shared(
+        replicated,
+        float(tensor) or None,
+        sequence or None,
+        float(expert) or None,
+        float(loss) or None,
+        float(fixed) or None,
+    )

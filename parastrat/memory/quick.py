@@ -26,7 +26,7 @@ from parastrat.memory.foremost import (
     VARIANTS,
     WAYS,
     blocks_of,
-    rank_of,
+    ranks_of,
     told_of,
 )
 from parastrat.memory.plans import in_parallel, job_of, shares_of
@@ -94,7 +94,7 @@ def _floor(
     table, at = job.pipelines.table(c)
     places = np.flatnonzero(np.bincount(at))
     which = np.zeros(len(table.counts), dtype=np.int64)
-    which[places] = [rank_of(job.kinds, place) for place in places.tolist()]
+    which[places] = ranks_of(job.kinds, places.tolist())
     load = load_of(job.pipelines, table.numbers, (table.firsts + which).take(at))
     alike, piped, steps = unlike(job.flags, code_of_plans(c)), c.pp > 1, c.gradient_accumulation_steps
     ways = where(alike.turns, 1 + way_of_turns(alike, c), 0)

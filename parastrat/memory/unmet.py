@@ -226,6 +226,6 @@ def _of_experts(plans: Plans, kind: Kind, most: Bytes) -> tuple[Bytes, Bytes]:
     shared experts kept is gone by then.
     """
     again, left = code_of(Recompute.NONE), kind.moments[-1].working._replace(expert=None)
-    kept = kind.kept[again] if plans.alone else plans.kinds.kept(plans.alike.variant, again)
+    kept = kind.kept[again] if plans.alone else plans.kinds.kept_of(plans.alike.variant, again)
     read = 0.0 if kept.expert is None else kept.expert * plans.shares.expert
     return most - shared_bytes(left, plans.shares), read

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from parastrat.memory.kinds import Kind, Shared, Way, is_tied, kind_of, parameters_of, shared_of
+from parastrat.memory.kinds import Kind, Shared, Way, held_anyway, kind_of, parameters_of, shared_of
 from parastrat.plan import Recompute
 from parastrat.ranks import ParameterTotals, block_kinds
 from parastrat.ranks.chains import DIVIDED
@@ -17,11 +17,15 @@ from parastrat.remembered import remembered
 from parastrat.saved import Saved
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from parastrat.model import ModelSpec
     from parastrat.ranks.pipelines import Pipelines
     from parastrat.stack import Stack
+
+_POLICIES = range(len(Recompute))
+#: what is the same in all variants
+_PARAMETERS = frozenset(("unit", "root", "trainable", "cast", "added", "before"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,41 +43,37 @@ class KindsOf:
     masks: bool
     #: whether any holds most at several moments
     busy: bool
-    #: what was asked for beside each other, and whether it is the same in all variants
-    told: dict[str, tuple[Any, bool]] = field(default_factory=dict)
+    #: the tables that were asked for
+    told: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
     def columns(self) -> tuple[Kind, ...]:
         """The columns of all kinds in each variant."""
-        most = max(len(kind.moments) for variant in self.each for kind in variant)
-        found, made = list[Any](), dict[tuple[int, ...], Any]()
-        for place, variant in enumerate(self.each):
-            same = self.each.index(variant)
-            even = [_with_moments(kind, most) for kind in variant]
-            found.append(found[same] if same < place else _KindsTogether(even, made))
-        return tuple(found)
+        found: Any = tuple(_Columns(self, variant) for variant in range(len(self.each)))
+        of_variants: tuple[Kind, ...] = found
+        return of_variants
 
-    def beside(self, name: str, variant: Any) -> Any:
-        """Return what is told by one name beside plans, each in its variant: not all of it is read so."""
+    def table(self, name: str) -> Any:
+        """Return what is told by one name, kinds before variants; of equal variants the first alone."""
         if name not in self.told:
-            first, *others = several = [getattr(kinds, name) for kinds in self.columns]
-            same = all(_same(first, each) for each in others)
-            self.told[name] = first if same else _beside(several), same
-        found, same = self.told[name]
-        return found if same else _taken(found, variant)
+            # parameters are the same in all
+            several = self.each[:1] if name in _PARAMETERS else self.each
+            rows = [[getattr(kind, name) for kind in kinds] for kinds in several]
+            self.told[name] = _for_each(
+                _first_of_equal, _tables(_even(rows) if name == "moments" else rows)
+            )
+        return self.told[name]
 
     @cached_property
-    def _kept(self) -> Shared:
-        """What all kinds keep, policy after policy of each variant beside each other."""
-        every: Shared = _beside([policy for variant in self.columns for policy in variant.kept])
+    def kept(self) -> Shared:
+        """What all kinds keep, kinds before the policies of each variant."""
+        policies = ([kind.kept[policy] for kind in kinds] for kinds in self.each for policy in _POLICIES)
+        every: Shared = _tables(list(policies))
         return every
 
-    def kept(self, variant: Any, policy: Any) -> Shared:
+    def kept_of(self, variant: Any, policy: Any) -> Shared:
         """Return what all kinds keep under some plans' policies, in their variants."""
-        if type(variant) is not np.ndarray and type(policy) is not np.ndarray:
-            own: Shared = self.columns[variant].kept[policy]
-            return own
-        taken: Shared = _taken(self._kept, variant * len(Recompute) + policy)
+        taken: Shared = _for_each(partial(_taken, variant * len(_POLICIES) + policy), self.kept)
         return taken
 
 
@@ -107,11 +107,15 @@ def _made(model: ModelSpec, whole: bool, divided: bool) -> KindsOf:
     blocks = block_kinds(model).blocks
     known = any(block.meanwhile for block in blocks)
 
-    parameters = [parameters_of(block) for block in blocks]
+    parameters = [parameters_of(block, blocks[place + 1 :]) for place, block in enumerate(blocks)]
+
+    @cache
+    def anyway(place: int, whole: bool) -> dict[str, Any]:
+        return {**parameters[place], **held_anyway(blocks[place], model, whole=whole)}
 
     @cache
     def made(place: int, way: Way) -> Kind:
-        return kind_of(blocks[place], way, model, parameters[place])
+        return kind_of(blocks[place], way, anyway(place, way.whole))
 
     # mostly a pipeline changes nothing: such kinds are made once
     each = tuple(
@@ -120,14 +124,6 @@ def _made(model: ModelSpec, whole: bool, divided: bool) -> KindsOf:
             for place, block in enumerate(blocks)
         )
         for autocast, piped in _VARIANTS
-    )
-    tied = [is_tied(block, blocks[place + 1 :]) for place, block in enumerate(blocks)]
-    each = tuple(
-        tuple(
-            replace(kind, tied=True, before=kinds[place + 1].unit) if tied[place] else kind
-            for place, kind in enumerate(kinds)
-        )
-        for kinds in each
     )
     several = [kind.moments for kinds in each for kind in kinds]
     return KindsOf(
@@ -140,96 +136,78 @@ def _made(model: ModelSpec, whole: bool, divided: bool) -> KindsOf:
     )
 
 
-def _with_moments(kind: Kind, most: int) -> Kind:
-    """Return a kind with so many moments: its last one several times where it has fewer."""
-    if len(kind.moments) == most:
-        return kind
-    return replace(kind, moments=(kind.moments + kind.moments[-1:] * most)[:most])
+def _even(moments: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
+    """Return kinds' moments, of each as many: of one with fewer its last one several times."""
+    most = max(len(own) for kinds in moments for own in kinds)
+    return [[(own + own[-1:] * most)[:most] for own in kinds] for kinds in moments]
 
 
-class _KindsTogether:
-    """Several kinds as one whose numbers are columns, which are made as they are read; as ``Kind``."""
+def _tables(several: Sequence[Sequence[Any]]) -> Any:
+    """Return what kinds have in several variants as tables of numbers, kinds before variants.
 
-    def __init__(self, several: Sequence[Kind], made: dict[tuple[int, ...], Any]) -> None:
-        self.__dict__.update(_several=several, _made=made)
-
-    def __getattr__(self, name: str) -> Any:
-        values = [getattr(each, name) for each in self._several]
-        # variants mostly have parts in common, which are told by identity; the values stay, so that no
-        # others have it
-        key = tuple(map(id, values))
-        if key not in self._made:
-            self._made[key] = values, _together(values)
-        column = self.__dict__[name] = self._made[key][1]
-        return column
+    0 or None where none has any.
+    """
+    return _tables_of([each for kinds in zip(*several, strict=True) for each in kinds], len(several))
 
 
-def _together(several: Sequence[Any]) -> Any:
-    """Return values of several kinds as one whose numbers are columns; 0 or None where none has any."""
-    first = next((each for each in several if each is not None), None)
+def _tables_of(every: Sequence[Any], variants: int) -> Any:
+    first = next((each for each in every if each is not None), None)
     if first is None:
         return None
     if isinstance(first, ParameterTotals):
-        totals = ([getattr(each, name) for each in several] for name in DIVIDED)
-        return ParameterTotals(*(_together(own) if any(own) else 0 for own in totals))
-    if not isinstance(first, tuple):
-        kind = bool if all(type(each) is bool for each in several) else float
-        return np.array([each or 0 for each in several], dtype=kind)[:, None]
-    blank = (None,) * len(first)
-    parts = [_together(own) for own in zip(*(each or blank for each in several), strict=True)]
-    return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+        totals = ([getattr(each, name) for each in every] for name in DIVIDED)
+        return ParameterTotals(*(_tables_of(own, variants) if any(own) else 0 for own in totals))
+    if isinstance(first, tuple):
+        blank = (None,) * len(first)
+        parts = [_tables_of(own, variants) for own in zip(*(each or blank for each in every), strict=True)]
+        return _alike(first, parts)
+    kind = bool if all(type(each) is bool for each in every) else float
+    return np.array([each or 0 for each in every], dtype=kind).reshape(-1, variants)
 
 
-def _same(one: Any, other: Any) -> bool:
-    """Return whether two variants have the same columns."""
-    if one is other:
-        return True
-    if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(map(_same, one, other))
-    if type(one) is np.ndarray and type(other) is np.ndarray:
-        return np.array_equal(one, other)
-    return isinstance(one, ParameterTotals)
+def _for_each(do: Callable[[Any], Any], value: Any) -> Any:
+    """Return tables with something done to each; of parameters there is one variant alone."""
+    if isinstance(value, tuple):
+        return _alike(value, [_for_each(do, part) for part in value])
+    return do(value) if type(value) is np.ndarray else value
 
 
-def _beside(several: Sequence[Any]) -> Any:
-    """Return columns of several variants beside each other."""
-    first = next((each for each in several if each is not None), None)
-    if first is None or isinstance(first, ParameterTotals):
-        return first
-    if not isinstance(first, tuple):
-        blank = np.zeros_like(first)
-        return np.concatenate([blank if each is None else each for each in several], axis=1)
-    blank = (None,) * len(first)
-    parts = [_beside(own) for own in zip(*(each or blank for each in several), strict=True)]
-    return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
+def _alike(one: Any, parts: Sequence[Any]) -> Any:
+    """Return parts as a tuple of the same type."""
+    return type(one)(*parts) if hasattr(one, "_fields") else tuple(parts)
+
+
+def _first_of_equal(table: Any) -> Any:
+    first = table[:, :1]
+    return first if (table == first).all() else table
+
+
+def _taken(variant: Any, table: Any) -> Any:
+    """Return columns of a table beside plans, each in its variant."""
+    if table.shape[1] == 1:
+        return table
+    if type(variant) is not np.ndarray:
+        return table[:, variant, None]
+    if variant.ndim <= 2:
+        return table.take(variant.ravel() if variant.ndim == 2 else variant, axis=1)
+    # policies before kinds before plans
+    return table.take(variant[:, 0], axis=1).swapaxes(0, 1)
 
 
 def under(kinds: KindsOf, variant: Any) -> Kind:
     """Return the columns of all kinds beside plans, each in its variant."""
-    found: Any = kinds.columns[variant] if type(variant) is not np.ndarray else _Chosen(kinds, variant)
+    found: Any = kinds.columns[variant] if type(variant) is not np.ndarray else _Columns(kinds, variant)
     own: Kind = found
     return own
 
 
-class _Chosen:
-    """Columns of all kinds beside plans, which are taken as they are read; as ``Kind``."""
+class _Columns:
+    """Several kinds as one whose numbers are columns, which are taken as they are read; as ``Kind``."""
 
     def __init__(self, kinds: KindsOf, variant: Any) -> None:
         self.__dict__.update(_kinds=kinds, _variant=variant)
 
     def __getattr__(self, name: str) -> Any:
-        column = self._kinds.beside(name, self._variant)
+        column = _for_each(partial(_taken, self._variant), self._kinds.table(name))
         self.__dict__[name] = column
         return column
-
-
-def _taken(value: Any, variant: Any) -> Any:
-    if value is None or isinstance(value, ParameterTotals):
-        return value
-    if isinstance(value, tuple):
-        parts = [_taken(part, variant) for part in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    if variant.ndim <= 2:
-        return value.take(variant.ravel() if variant.ndim == 2 else variant, axis=1)
-    # policies before kinds before plans
-    return value.take(variant[:, 0], axis=1).swapaxes(0, 1)

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from parastrat.model import Split
-from parastrat.ranks.flights import Turns, first_backwards, turns
+from parastrat.ranks.firsts import first_backwards
+from parastrat.ranks.flights import Turns, turns
 from parastrat.ranks.moments import moments_of
 from parastrat.ranks.starts import Starts, starts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from parastrat.model import ModelSpec, Parameters
+    from parastrat.model import Block, ModelSpec
     from parastrat.ranks.kinds import Kinds
 
 #: the totals of a rank, each by what divides it
@@ -156,7 +155,8 @@ class Chain:
                 has = missing & (kept[:, place] > 0)
                 totals[has] += parts
                 missing &= ~has
-        return Cut(rows=np.column_stack([ranks, kept, totals]), held=held, is_bent=bent)
+        rows = np.concatenate([np.array(ranks)[:, None], kept, totals], axis=1)
+        return Cut(rows=rows, held=held, is_bent=bent)
 
     def numbers(self, rows: Any) -> Any:
         """Return ranks with the repeats of every kind of block for those of every block."""
@@ -205,7 +205,7 @@ class Chain:
     def firsts_of(self, cut: Cut, *, split: bool) -> tuple[Turns, ...]:
         """Return what its foremost ranks hold as they begin their first backward."""
         if split not in cut.firsts:
-            ranks = cut.rows[:FOREMOST, 0].astype(np.int64)
+            ranks = cut.rows[:FOREMOST, 0].astype(np.int64).tolist()
             found = first_backwards(cut.held, self.of_kind, ranks, is_bent=cut.is_bent, split=split)
             cut.firsts[split] = tuple(
                 Turns(at_kinds=found[None, :, :, few], ending=np.zeros((1, found.shape[1], len(ranks))))
@@ -234,28 +234,34 @@ def _told(repeats: Any, kinds: Any) -> tuple[bytes, bytes]:
 
 def chain_of(model: ModelSpec, kinds: Kinds) -> Chain:
     """Return the chain of a model's blocks."""
-    own = {id(block): _parts_of(block.parameters, block.unit) for block in model.distinct_blocks}
+    # dozens of blocks are few distinct ones
+    places = {id(block): place for place, block in enumerate(model.distinct_blocks)}
     return _chain(
         kinds.of,
         tuple(block.repeat for block in model.blocks),
         kinds.units,
         tuple(block.unit and block.parameter_count > 0 for block in kinds.blocks),
-        tuple(own[id(block)] for block in model.blocks),
+        (
+            tuple(places[id(block)] for block in model.blocks),
+            tuple(map(_parts_of, model.distinct_blocks)),
+        ),
     )
 
 
-#: the totals of groups of parameters, each with the tie that it is of
-_Parts: TypeAlias = tuple[tuple[str | None, tuple[float, ...]], ...]
+_Totals: TypeAlias = tuple[int, ...]
+#: the totals of a block's parameters that are tied to none, and of the others each with its tie
+_Parts: TypeAlias = tuple[_Totals, tuple[tuple[str, _Totals], ...]]
 
 
-def _parts_of(groups: Sequence[Parameters], unit: bool) -> _Parts:
-    found = []
-    for group in groups:
-        own = [0.0] * (len(TOTALS) * len(DIVIDED))
-        for part, count in enumerate((group.trainable, group.frozen, 0 if unit else group.count)):
-            own[part * len(DIVIDED) + COLUMN_OF[group.split]] = count
-        found.append((group.tie_group, tuple(own)))
-    return tuple(found)
+def _parts_of(block: Block) -> _Parts:
+    untied, tied = [0] * (len(TOTALS) * len(DIVIDED)), list[tuple[str, _Totals]]()
+    for group in block.parameters:
+        own = untied if group.tie_group is None else [0] * len(untied)
+        for part, count in enumerate((group.trainable, group.frozen, 0 if block.unit else group.count)):
+            own[part * len(DIVIDED) + COLUMN_OF[group.split]] += count
+        if group.tie_group is not None:
+            tied.append((group.tie_group, tuple(own)))
+    return tuple(untied), tuple(tied)
 
 
 @lru_cache(_CHAINS)
@@ -264,17 +270,14 @@ def _chain(
     repeats: tuple[int, ...],
     units: tuple[bool, ...],
     counted: tuple[bool, ...],
-    groups: tuple[_Parts, ...],
+    groups: tuple[tuple[int, ...], tuple[_Parts, ...]],
 ) -> Chain:
-    parts = np.zeros((len(groups), len(TOTALS) * len(DIVIDED)))
+    which, distinct = groups
+    totals = np.array([untied for untied, _ in distinct], dtype=float)
     ties: dict[str, list[tuple[int, Any]]] = {}
-    for place, several in enumerate(groups):
-        for tie, own in several:
-            if tie is None:
-                parts[place] += own
-            else:
-                ties.setdefault(tie, []).append((place, np.array(own)))
-    tied = sum(own for group in ties.values() for _, own in group)
+    for place, own in enumerate(which):
+        for tie, tied in distinct[own][1]:
+            ties.setdefault(tie, []).append((place, np.array(tied, dtype=float)))
     return Chain(
         kinds=kinds,
         repeats=repeats,
@@ -282,8 +285,8 @@ def _chain(
         counted=counted,
         places=np.repeat(np.arange(len(repeats)), repeats),
         of_kind=np.equal.outer(np.array(kinds), np.arange(len(units))),
-        parts=parts,
-        stated=_stated(parts + tied),
+        parts=totals[list(which)],
+        stated=_stated(np.array([*totals, *(own for group in ties.values() for _, own in group)])),
         ties=tuple(tuple(group) for group in ties.values()),
     )
 

@@ -121,34 +121,6 @@ class Turns:
     ending: Any
 
 
-def first_backwards(held: Any, of_kind: Any, ranks: Sequence[int], *, is_bent: bool, split: bool) -> Any:
-    """Return what is alive on ranks as each begins its first backward, but for what ran before a block.
-
-    Of the moments of ``turns`` it is the one that is found without the others: nothing where a kind is not
-    in the stage that runs then.
-
-    Args:
-        held: repeats of each block, virtual stages of a rank before ranks before blocks.
-        of_kind: where a block, in the first axis, is of a kind.
-        ranks: which are looked at.
-        is_bent: the chain runs down the ranks and up again.
-        split: backward is split.
-
-    Returns:
-        Repeats of each kind; kinds that run before these before ``STEPS`` before ranks.
-    """
-    (chunks, pp), many = held.shape[:2], len(STEPS)
-    flown, _ = flights(pp, chunks, is_bent=is_bent, split=split)
-    alive, running = (
-        each.reshape(many, pp, *each.shape[1:])[:, ranks, 0] for each in (flown.alive, flown.running)
-    )
-    own = held[:, ranks]
-    has, behind = _behind(own[running, np.arange(len(ranks))].reshape(many * len(ranks), -1), of_kind)
-    counts = np.einsum("wrc,crk->wrk", alive, own @ of_kind).reshape(many * len(ranks), 1, -1)
-    found = np.where(has[..., None], counts - behind, 0.0)
-    return found.transpose(1, 2, 0).reshape(*found.shape[1:], many, len(ranks))
-
-
 def turns(
     held: Any, of_kind: Any, weights: Any, groups: Sequence[Sequence[int]], *, is_bent: bool, split: bool
 ) -> tuple[Turns, ...]:
@@ -171,7 +143,7 @@ def turns(
     flat = held.swapaxes(0, 1).reshape(pp * chunks, -1)
     at = np.array([places.setdefault(own.tobytes(), len(places)) for own in flat]).reshape(pp, chunks)
     stages = np.frombuffer(b"".join(places), dtype=flat.dtype).reshape(len(places), -1)
-    counts, (has, behind) = (stages @ of_kind)[at], (each[at] for each in _behind(stages, of_kind))
+    counts, (has, behind) = (stages @ of_kind)[at], (each[at] for each in behind_last(stages, of_kind))
     ranks, rows = _in_steps(pp)
     of_ranks = counts[ranks[:, 0]]
     every = np.zeros((*flown.running.shape, 2 * kinds))
@@ -191,7 +163,7 @@ def turns(
     score = worth[:, :, None] - less[ranks, flown.running]
     told = _groups_of(groups, pp)
     rank, moment, found = _best(score, told)
-    # behind the ways what is alive as in ``first_backwards``, of each group's first rank
+    # behind the ways what is alive as in ``firsts.first_backwards``, of each group's first rank
     at_kinds = np.zeros((*rank.shape[:2], rank.shape[2] + 1, 2 * kinds))
     most = at_kinds[:, :, :-1]
     most[...] = every[rank, moment]
@@ -231,7 +203,7 @@ def _in_steps(pp: int) -> tuple[Any, Any]:
     return places % pp, places
 
 
-def _behind(stages: Any, of_kind: Any) -> tuple[Any, Any]:
+def behind_last(stages: Any, of_kind: Any) -> tuple[Any, Any]:
     """Return which kinds each virtual stage has, and the repeats behind the last block of each it has."""
     # a stage has a few of a model's blocks
     stage, block = stages.nonzero()
@@ -285,4 +257,5 @@ def _best(score: Any, groups: _Groups) -> tuple[Any, Any, Any]:
 def _of_chunks(count: Any, pp: int, chunks: int) -> Any:
     """Return of the first so many micro-batches those of each chunk, which take turns by ``pp``."""
     rounds, rest = np.divmod(count, pp * chunks)
-    return rounds[..., None] * pp + np.clip(rest[..., None] - pp * np.arange(chunks), 0, pp)
+    begun = np.maximum(rest[..., None] - pp * np.arange(chunks), 0)
+    return rounds[..., None] * pp + np.minimum(begun, pp)

@@ -40,15 +40,15 @@ def moments_of(repeats: Any, kinds: Sequence[int], units: Sequence[bool]) -> Mom
         units: which kinds are FSDP units.
     """
     # a rank has a few of a model's blocks, which stand here rank after rank
-    rank, block = repeats.nonzero()
+    rank, block = (repeats > 0).nonzero()
     kind, places, many = np.array(kinds)[block], np.arange(len(rank)), len(units)
     begins, ends = np.diff(rank, prepend=-1) > 0, np.diff(rank, append=len(repeats)) > 0
     chosen = _chosen(rank * many + kind, ends)
     # how far behind the last block of each kind comes in the chain, and of a kind the later block first
     sooner = np.array([kinds[::-1].index(own) for own in range(many)])
     chosen = chosen[np.lexsort((-chosen, sooner[kind[chosen]], rank[chosen]))]
-    counts = np.zeros((len(rank) + 1, many))
-    np.cumsum(np.equal.outer(kind, np.arange(many)) * repeats[rank, block][:, None], axis=0, out=counts[1:])
+    counts = np.zeros((many, len(rank) + 1))
+    np.cumsum(np.equal.outer(np.arange(many), kind) * repeats[rank, block], axis=1, out=counts[:, 1:])
     # where the blocks of each one's rank begin, and those behind them
     run = (np.cumsum(begins) - 1)[chosen]
     first, behind = np.flatnonzero(begins)[run], np.flatnonzero(ends)[run] + 1
@@ -59,7 +59,7 @@ def moments_of(repeats: Any, kinds: Sequence[int], units: Sequence[bool]) -> Mom
         rank=rank[chosen],
         kind=kind[chosen],
         first=ends[chosen],
-        freed=(counts[behind] - counts[chosen + 1]).T,
+        freed=counts[:, behind] - counts[:, chosen + 1],
         behind=np.where(unit >= first, kind[unit], -1),
         last=begins[chosen],
     )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.model import Block, Family, Operator, OperatorKind, Parameters, Split
+from parastrat.remembered import remembered
 from parastrat.saved import Activations, Saved
 from parastrat.sources.attending import attention_masks
 from parastrat.sources.biases import made_once
@@ -106,6 +107,7 @@ def embedding(setting: Setting) -> Block:
     return replace(block, activations=kept_again, masks=masks)
 
 
+@remembered
 def head(setting: Setting) -> Block:
     """Return the final norm, the logits and their cross entropy.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.model import Block, Parameters, Split
 from parastrat.plan import Recompute
+from parastrat.remembered import remembered
 from parastrat.saved import Activations, Saved
 from parastrat.scans import Scans
 from parastrat.sources.architecture import LayerKind
@@ -27,7 +28,7 @@ from parastrat.sources.layers import (
 from parastrat.sources.state_space import divides_scans, scan_gradients, state_space
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 _NAMES = {
     LayerKind.SCAN: "Mamba-2 layer",
@@ -51,7 +52,10 @@ def hybrid_layers(setting: Setting) -> tuple[Block, ...]:
     if scans is not None and not scans.divided:
         layers = {letter: _with_whole_stream(layer) for letter, layer in layers.items()}
     runs = [(letter, sum(1 for _ in run)) for letter, run in groupby(pattern)]
-    blocks = {(letter, repeat): replace(layers[letter], repeat=repeat) for letter, repeat in set(runs)}
+    blocks = {
+        (letter, repeat): layers[letter] if repeat == 1 else replace(layers[letter], repeat=repeat)
+        for letter, repeat in set(runs)
+    }
     return tuple(blocks[run] for run in runs)
 
 
@@ -102,7 +106,7 @@ def next_tokens(setting: Setting) -> tuple[Block, ...]:
         ),
         operators=(matmul(tokens, a.hidden, 2 * a.hidden, "n"),),
     )
-    parts = [*norms, joining, *(_part(setting, LayerKind(letter)) for letter in own.pattern), table]
+    parts = [*norms, joining, *(_parts(setting)[LayerKind(letter)] for letter in own.pattern), table]
     part, width = joined(*parts), setting.stream * setting.tokens * a.hidden
     kept, routed = part.saved.times(own.depth), own.depth * own.pattern.count(LayerKind.EXPERTS)
     top_k = a.experts.top_k if a.experts else 0
@@ -128,7 +132,7 @@ def next_tokens(setting: Setting) -> tuple[Block, ...]:
 def _layer(setting: Setting, kind: LayerKind) -> Block:
     a, tokens, b = setting.architecture, setting.tokens, setting.element
     width = setting.stream * tokens * a.hidden
-    part, mixed = _part(setting, kind), kind is LayerKind.EXPERTS
+    part, mixed = _parts(setting)[kind], kind is LayerKind.EXPERTS
     return Block(
         name=_NAMES[kind],
         repeat=1,
@@ -146,20 +150,23 @@ def _layer(setting: Setting, kind: LayerKind) -> Block:
     )
 
 
-def _part(setting: Setting, kind: LayerKind) -> Part:
-    """Return a norm and what reads it."""
+@remembered
+def _parts(setting: Setting) -> Mapping[LayerKind, Part]:
+    """Return of each kind of layer a norm and what reads it; layers and further tokens have them alike."""
     a = setting.architecture
+    letters = a.pattern + (a.next_tokens.pattern if a.next_tokens else "")
     made: dict[LayerKind, Callable[[], Part]] = {
         LayerKind.SCAN: lambda: state_space(setting),
         LayerKind.ATTENTION: lambda: attention(setting, causal=True),
         LayerKind.FEED_FORWARD: lambda: feed_forward(setting),
         LayerKind.EXPERTS: lambda: mixture(setting),
     }
-    readers = {
-        LayerKind.SCAN: 1,
-        LayerKind.ATTENTION: 1 if a.fused_qkv else _PROJECTIONS,
-    }.get(kind, 2 if a.gated else 1)
-    return joined(norm(setting, added=True, readers=readers), made[kind]())
+    readers = {LayerKind.SCAN: 1, LayerKind.ATTENTION: 1 if a.fused_qkv else _PROJECTIONS}
+    fed = 2 if a.gated else 1
+    return {
+        kind: joined(norm(setting, added=True, readers=readers.get(kind, fed)), made[kind]())
+        for kind in map(LayerKind, dict.fromkeys(letters))
+    }
 
 
 def _working(setting: Setting, kind: LayerKind, width: int) -> Saved:

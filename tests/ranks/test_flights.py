@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from parastrat.plan import PipelineSchedule
+from parastrat.ranks.firsts import begun
 from parastrat.ranks.flights import Flights, looped, turns, v_shaped
 from parastrat.schedules import V_SHAPED
 from parastrat.timeline.kinds import Kind
@@ -49,6 +50,18 @@ def flown(schedule: PipelineSchedule, pp: int, chunks: int, *, few: bool) -> Fli
         return v_shaped(pp, split=schedule is PipelineSchedule.ZBV, few=few)
     split = schedule is PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
     return looped(pp, chunks, split=split, few=few)
+
+
+@pytest.mark.parametrize("few", [False, True])
+@pytest.mark.parametrize(("schedule", "pp", "chunks"), LOOPED + BENT)
+def test_a_rank_begins_its_first_backward_at_the_first_moment(
+    schedule: PipelineSchedule, pp: int, chunks: int, *, few: bool
+) -> None:
+    found, bent = flown(schedule, pp, chunks, few=few), schedule in V_SHAPED
+    split = schedule in (PipelineSchedule.ZBV, PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
+    for rank in range(pp):
+        alive, running = begun((pp, chunks), rank, is_bent=bent, way=(few, split))
+        assert (alive, running) == (found.alive[rank, 0].tolist(), found.running[rank, 0])
 
 
 @pytest.mark.parametrize("few", [False, True])
