@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from parastrat.model import Block, Family, ModelSpec, Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Activations, Saved
 from parastrat.sources.casts import with_autocast
-from parastrat.sources.layers import convolution, elementwise, matmul
+from parastrat.sources.layers import convolution, elementwise, matmul, of_batch
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
@@ -148,8 +148,7 @@ def _stem(network: ConvNeXt, way: _Way) -> Block:
     """Return the convolution that cuts the image into patches, and its norm."""
     pixels, width = (network.image_size // _STEM) ** 2, network.widths[0]
     patch, b = network.channels * _STEM**2, way.element
-    # autocast copies images in fp32, which stay
-    images = (b + (_FP32 if way.cast else 0)) * patch
+    images = of_batch(b) * patch
     return _outside(
         "stem",
         Parameters(trainable=(patch + 1) * width + 2 * width),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.model import Block, Family, ModelSpec, Operator, OperatorKind, Parameters
 from parastrat.saved import Activations, Saved
-from parastrat.sources.casts import with_autocast
+from parastrat.sources.layers import of_batch
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def residual_network(
 ) -> ModelSpec:
     """Return the network on square images of its size."""
     b = precision.compute_bytes
-    blocks = with_autocast(lambda cast: _chain(network, (b, kernels), cast=cast), precision, kernels)
+    blocks = _chain(network, (b, kernels))
     total = sum(block.parameter_count * block.repeat for block in blocks)
     return ModelSpec(
         ref=ref,
@@ -104,9 +104,9 @@ def residual_network(
     )
 
 
-def _chain(network: ResidualNetwork, setting: tuple[int, Kernels], *, cast: bool) -> tuple[Block, ...]:
+def _chain(network: ResidualNetwork, setting: tuple[int, Kernels]) -> tuple[Block, ...]:
     side = network.image_size // 4
-    blocks = [_stem(network, setting, cast=cast)]
+    blocks = [_stem(network, setting)]
     inputs = _STEM_WIDTH
     for stage, depth in enumerate(network.depths):
         width = _STEM_WIDTH * 2**stage
@@ -200,7 +200,7 @@ def _pass(moved: int) -> Operator:
     return Operator(kind=OperatorKind.ELEMENTWISE, flops=0, bytes=moved, weighted=False)
 
 
-def _stem(network: ResidualNetwork, setting: tuple[int, Kernels], *, cast: bool) -> Block:
+def _stem(network: ResidualNetwork, setting: tuple[int, Kernels]) -> Block:
     b, kernels = setting
     half, quarter = network.image_size // 2, network.image_size // 4
     first = _Convolution(
@@ -215,14 +215,13 @@ def _stem(network: ResidualNetwork, setting: tuple[int, Kernels], *, cast: bool)
     # max pooling keeps an index of 8 bytes for each output
     pooling = _pass(b * (first.output_elements + pooled) + _INDEX_BYTES * pooled)
     block = _convolutions("stem", 1, [first], (b, kernels), last=pixels, first=pixels)
-    # autocast copies images in fp32, which stay
-    images = _FP32 * pixels if cast else 0
-    kept = block.activations.none + Saved(replicated=_INDEX_BYTES * pooled + images)
+    kept = block.activations.none + Saved(replicated=_INDEX_BYTES * pooled + (of_batch(b) - b) * pixels)
     return Block(
         name="stem",
         repeat=1,
         parameters=block.parameters,
-        operators=(*_normed([first], b), pooling),
+        # images are cast where the loop's are in another format
+        operators=(*_normed([first], b), pooling, *([_pass(of_batch(b) * pixels)] if b < _FP32 else ())),
         activations=Activations(none=kept, attention=kept, selective=kept, full=kept),
         working=block.working,
         boundary_bytes=b * _STEM_WIDTH * quarter**2,

@@ -25,6 +25,7 @@ from parastrat.sources.layers import (
     joined,
     matmul,
     norm,
+    of_batch,
 )
 from parastrat.stack import Kernels
 
@@ -203,12 +204,9 @@ def _patches(network: DiffusionTransformer, setting: Setting) -> Block:
             matmul(1, h, h, ""),
             elementwise(2 * b * h * tokens, Split.REPLICATED),
         ),
-        # latents; frequencies, the perceptron's inner vector on both sides of SiLU, and the condition; what
-        # autocast copies of the batch, which stays in fp32
+        # latents; frequencies, the perceptron's inner vector on both sides of SiLU, and the condition
         saved=Saved(
-            replicated=b * (inputs * tokens + _FREQUENCIES + 3 * h)
-            + (setting.stream if setting.autocast else 0) * (inputs * tokens + _FREQUENCIES)
-            + _CLASS_ID_BYTES
+            replicated=of_batch(b) * (inputs * tokens + _FREQUENCIES) + 3 * b * h + _CLASS_ID_BYTES
         ),
     )
     return end_block(setting, "patches", 1, part, unit=False)

@@ -10,7 +10,16 @@ from parastrat.remembered import remembered
 from parastrat.saved import Activations, Saved
 from parastrat.sources.attending import attention_masks
 from parastrat.sources.biases import made_once
-from parastrat.sources.layers import Part, Setting, convolution, elementwise, joined, matmul, norm
+from parastrat.sources.layers import (
+    Part,
+    Setting,
+    convolution,
+    elementwise,
+    joined,
+    matmul,
+    norm,
+    of_batch,
+)
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
@@ -207,8 +216,7 @@ def patches(setting: Setting) -> Block:
     part = Part(
         parameters=(Parameters(trainable=(inputs + 1) * a.hidden + (1 + tokens) * a.hidden),),
         operators=(convolution(patches, a.hidden, inputs),),
-        # autocast copies images in fp32, which stay
-        saved=Saved(replicated=(b + (_FP32 if setting.autocast else 0)) * inputs * patches),
+        saved=Saved(replicated=of_batch(b) * inputs * patches),
     )
     block = end_block(setting, "patches", 1, part, unit=False)
     # gradients of the sum with positions, and of its patches without the class token
@@ -240,8 +248,7 @@ def spectrogram(setting: Setting) -> Block:
     if audio is None:
         raise ValueError("the architecture hears nothing")
     bands, outputs = audio.channels * audio.frames, a.hidden * (audio.frames + tokens)
-    # autocast copies bands in fp32, which stay
-    heard = (b + (_FP32 if setting.autocast else 0)) * bands
+    heard = of_batch(b) * bands
     between = a.hidden * audio.frames if not setting.kernels.compiled else 0
     weights = (_SPEECH_KERNEL * (audio.channels + a.hidden) + 2) * a.hidden
     part = Part(

@@ -137,6 +137,11 @@ def convolution(m: int, n: int, k: int) -> Operator:
     return Operator(kind=OperatorKind.CONVOLUTION, flops=2 * m * n * k, bytes=0, m=m, n=n, k=k)
 
 
+def of_batch(element: int) -> int:
+    """Return the bytes of a number of a batch: the training loop's in fp32 stays beside a short copy."""
+    return element if element == FP32_BYTES else element + FP32_BYTES
+
+
 def elementwise(moved: float, split: Split, *, count: int = 1) -> Operator:
     """Return kernels that move bytes and compute next to nothing."""
     return Operator(

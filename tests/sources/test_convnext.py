@@ -105,7 +105,7 @@ def test_under_autocast_norms_and_the_residual_are_in_fp32() -> None:
 
 
 def test_ends_keep_what_their_convolutions_and_norms_read() -> None:
-    assert named("stem").activations.full == Saved(replicated=2 * (48 + 32) * 256 + 8 * 256)
+    assert named("stem").activations.full == Saved(replicated=(6 * 48 + 2 * 32) * 256 + 8 * 256)
     assert named("downsampling 2").activations.full == Saved(replicated=2 * 2 * 32 * 256 + 8 * 256)
     assert named("head").activations.full == Saved(replicated=2 * (2 * 64 + 10) + 8)
     assert (named("stem").boundary_bytes, named("head").boundary_bytes) == (2 * 32 * 256, 0)

@@ -125,8 +125,8 @@ def test_what_a_bottleneck_keeps_and_moves(
 
 def test_operators_are_those_that_torch_dispatches() -> None:
     assert model().dispatched
-    # convolution, norm, its counter and ReLU; pooling
-    assert dispatched(named("stem")) == 5
+    # images are cast; convolution, norm, its counter and ReLU; pooling
+    assert dispatched(named("stem")) == 6
     # three of them, one without ReLU, and the sum with its ReLU; the first projects as well
     assert dispatched(named("stage 1")) == 3 * 3 + 2 + 2
     assert dispatched(named("stage 1 first")) == 4 * 3 + 2 + 2
@@ -149,10 +149,11 @@ def test_the_stem_keeps_pixels_and_the_poolings_indices() -> None:
     stem = named("stem")
     output, pooled, pixels = 64 * 16 * 16, 64 * 8 * 8, 3 * 32 * 32
     # 8 bytes of index for each pooled element, which the next block keeps
-    kept = Saved(replicated=2 * (output + output + pixels) + 8 * pooled, fixed=8 * 64)
+    # the loop's images in fp32 stay
+    kept = Saved(replicated=2 * (output + output + pixels) + 4 * pixels + 8 * pooled, fixed=8 * 64)
     assert {stem.activations.none, stem.activations.selective, stem.activations.full} == {kept}
     # norm, ReLU, and pooling, which reads its input and writes values and indices
-    assert moved(stem) == 2 * 6 * output + (2 + 8) * pooled
+    assert moved(stem) == 2 * 6 * output + (2 + 8) * pooled + (4 + 2) * pixels
     assert stem.boundary_bytes == 2 * pooled
     assert stem.working == Saved(replicated=2 * 2 * output)
 
@@ -172,6 +173,6 @@ def test_in_fp32_everything_kept_is_twice_as_large_but_the_indices() -> None:
     for one, other in zip(short.blocks[1:], full.blocks[1:], strict=True):
         assert other.activations.none.replicated == 2 * one.activations.none.replicated
         assert other.activations.none.fixed == one.activations.none.fixed
-    indices = 8 * 64 * 8 * 8
+    indices, images = 8 * 64 * 8 * 8, 4 * 3 * 32 * 32
     stems = [spec.blocks[0].activations.none.replicated - indices for spec in (short, full)]
-    assert stems[1] == 2 * stems[0]
+    assert stems[1] == 2 * (stems[0] - images)

@@ -178,9 +178,9 @@ def test_the_last_norm_is_scaled_and_not_gated() -> None:
 
 def test_patches_keep_latents_what_the_condition_is_made_of_and_a_class() -> None:
     latents = SMALL.channels * SMALL.patch**2 * T
-    # 256 frequencies; the perceptron's inner vector before and behind SiLU, and the condition
-    vectors = 256 + 3 * H
-    assert named("patches").activations.none.total == 2 * (latents + vectors) + 8
+    # 256 frequencies, of which the loop's stay in fp32 as its latents do; the perceptron's inner vector
+    # before and behind SiLU, and the condition
+    assert named("patches").activations.none.total == (2 + 4) * (latents + 256) + 2 * 3 * H + 8
 
 
 def test_the_head_keeps_its_norm_the_condition_and_what_the_error_compares() -> None:

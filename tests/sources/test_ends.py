@@ -145,10 +145,9 @@ def test_patches_are_projected_by_one_convolution() -> None:
     assert block.parameters == (Parameters(trainable=(inputs + 1) * H + (1 + T) * H),)
     assert products(block) == [(9, H, inputs, "", 2 * 9 * H * inputs)]
     assert block.operators[0].bytes == 0
-    assert block.activations.none == Saved(replicated=2 * inputs * 9)
-    # the script's images in fp32 beside autocast's copy of them
+    # the script's images in fp32 beside a copy of them
     cast = patches(replace(setting(image=image), autocast=True))
-    assert cast.activations.none == Saved(replicated=(2 + 4) * inputs * 9)
+    assert block.activations.none == cast.activations.none == Saved(replicated=(2 + 4) * inputs * 9)
     assert (block.working, cast.working) == (Saved(sequence=2 * WIDTH), Saved(sequence=4 * WIDTH))
 
 
@@ -179,5 +178,5 @@ def test_a_spectrogram_passes_two_convolutions(kernels: Kernels, kept: int) -> N
     # the GELU of each reads and writes; the positions are added
     outputs = H * 20 + H * T
     assert block.operators[-1].bytes == 2 * (2 * outputs + 2 * H * T)
-    assert block.activations.none == Saved(replicated=2 * (7 * 20 + outputs + kept))
+    assert block.activations.none == Saved(replicated=(2 + 4) * 7 * 20 + 2 * (outputs + kept))
     assert block.working == Saved(replicated=2 * 2 * H * 20)

@@ -354,6 +354,7 @@ def batch(architecture: Architecture, dtype: torch.dtype) -> dict[str, torch.Ten
 
 
 def saved_by_autograd(model: nn.Module, inputs: dict[str, torch.Tensor]) -> int:
+    """Return the bytes that backward reads, and those of a loop's batch in fp32 beside short inputs."""
     own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
     kept: dict[int, torch.Tensor] = {}
 
@@ -366,7 +367,8 @@ def saved_by_autograd(model: nn.Module, inputs: dict[str, torch.Tensor]) -> int:
     with UnmaskedAttention(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         model(**inputs)
         # the tensors are alive, so no address stands for two storages
-        return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+        saved = sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+    return saved + sum(4 * each.numel() for each in inputs.values() if each.dtype is torch.bfloat16)
 
 
 @pytest.mark.slow

@@ -77,11 +77,11 @@ def _fake(slot: Slot, mode: FakeTensorMode, dtype: torch.dtype) -> torch.Tensor:
     return nn.Parameter(fake, requires_grad=tensor.requires_grad) if slot.is_parameter else fake
 
 
-def fake_input(leaf: Any, dtype: torch.dtype) -> Any:
-    """Return a leaf of a batch as a forward in a number format takes it, under a mode of fake tensors."""
+def fake_input(leaf: Any, dtype: torch.dtype | None = None) -> Any:
+    """Return a leaf of a batch under a mode of fake tensors, in a number format if one is given."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    kind = dtype if leaf.is_floating_point() else leaf.dtype
+    kind = dtype if dtype is not None and leaf.is_floating_point() else leaf.dtype
     return torch.empty_strided(leaf.size(), leaf.stride(), dtype=kind, device="cpu")
 
 

@@ -93,7 +93,7 @@ def watched_steps(
         gpu_kernels(),
     ):
         with mode:
-            fakes = [tree_map(lambda leaf: fake_input(leaf, setting.weights), each) for each in batches]
+            fakes = [tree_map(fake_input, each) for each in batches]
 
         def told(batch: Any, given: Any) -> Tracker:
             tracker = Tracker(parameters, constants, answers, casts=setting.autocast, division=division)
@@ -117,7 +117,7 @@ def watched_steps(
             # a first forward may make tables, which later ones find
             first, budget = told(fakes[0], batches[0]), Budget(type(module).__name__)
             with mode, first, explained(module), torch.no_grad(), setting.casting, budget:
-                _called(module, fakes[0])
+                _called(module, fakes[0], setting)
             trackers = list(map(watched, fakes, batches))
     settle_tables(trackers)
     return trackers
@@ -128,7 +128,7 @@ def _watch(module: nn.Module, batch: Any, setting: Setting, tracker: Tracker, mo
     with _segments(module, tracker), mode, tracker, explained(module), hooks:
         # a training loop's variable holds what the model returned while backward runs
         with setting.casting, Budget(type(module).__name__):
-            output = _called(module, batch)
+            output = _called(module, batch, setting)
         read = read_by_loss(output)
         loss = loss_of(read, in_fp32=setting.loss_in_fp32)
         tracker.begin_backward(output, own_loss=loss is read)
@@ -137,7 +137,14 @@ def _watch(module: nn.Module, batch: Any, setting: Setting, tracker: Tracker, mo
         del output
 
 
-def _called(module: nn.Module, batch: Any) -> Any:
+def _called(module: nn.Module, given: Any, setting: Setting) -> Any:
+    """Call a module with a batch in its weights' format; the training loop's own stays beside it."""
+
+    def brought(leaf: Any) -> Any:
+        floats = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+        return leaf.to(setting.weights) if floats else leaf
+
+    batch = tree_map(brought, given)
     if isinstance(batch, Mapping):
         return module(**batch)
     return module(*batch) if isinstance(batch, tuple | list) else module(batch)
