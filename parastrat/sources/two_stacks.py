@@ -60,7 +60,7 @@ def _border(source: Setting, setting: Setting) -> Block:
     buckets = Part(parameters=(Parameters(trainable=2 * a.relative_buckets * a.heads),))
     parts = [norm(source, added=False, readers=0 if source.autocast else 1), stack_output(source), buckets]
     if not a.audio:
-        parts += [looked_up(setting), Part(parameters=(table(a),))]
+        parts += [looked_up(setting), Part(parameters=(table(setting),))]
     block = end_block(source, "encoder output", 1, joined(*parts), unit=False)
     once, again = made_once(setting, source.tokens)
     if source.autocast:
