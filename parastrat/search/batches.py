@@ -64,8 +64,8 @@ class Batches:
         flight. Where it leaves fewer, or but one in a step, that is not known.
 
         Args:
-            crosses_once: some of what crosses between stages is as large for any number of samples, of which
-                buffers for fewer micro-batches hold less.
+            crosses_once: some of what crosses between stages is as large for any number of samples: fewer
+                micro-batches have less of it.
         """
         columns = self.columns
         chunks, many = columns.virtual_stages, int(columns.virtual_stages.max(initial=0)) + 1
