@@ -57,11 +57,15 @@ class Batches:
         settled = ("recompute",) if batches.has("recompute") else ()
         return {name: getattr(batches, name) for name in (*OF_BATCH, *settled)}
 
-    def least(self) -> Batches:
+    def least(self, *, crosses_once: bool) -> Batches:
         """Return of each share the batches of which one needs the least memory, whatever its mesh.
 
         That is the smallest micro-batch of every schedule: a larger one needs more while as many are in
         flight. Where it leaves fewer, or but one in a step, that is not known.
+
+        Args:
+            crosses_once: some of what crosses between stages is as large for any number of samples: fewer
+                micro-batches have less of it.
         """
         columns = self.columns
         chunks, many = columns.virtual_stages, int(columns.virtual_stages.max(initial=0)) + 1
@@ -69,6 +73,8 @@ class Batches:
         schedules = (columns.share * (len(PipelineSchedule) + 1) + columns.pp_schedule + 1) * many + chunks
         order = np.lexsort((columns.micro_batch_size, schedules))
         least = columns.gradient_accumulation_steps < 2 * columns.pp
+        if crosses_once:
+            least |= columns.pp > 1
         least[order] |= np.diff(schedules[order], prepend=-1) > 0
         return of_shares(columns.at(np.flatnonzero(least)), len(self.counts))
 

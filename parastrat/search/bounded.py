@@ -146,7 +146,9 @@ class Searched:
 
     def least_rows(self, chosen: Any) -> Bounded:
         """Return rows of chosen meshes of which one needs the least of its mesh, with quick floors."""
-        return self.with_quick_floors(self.allowed.batches.least().of(self.allowed.meshes, chosen))
+        crosses = any(block.boundary_fixed for block in self.facts.model.distinct_blocks)
+        batches = self.allowed.batches.least(crosses_once=crosses)
+        return self.with_quick_floors(batches.of(self.allowed.meshes, chosen))
 
     def misfits(self, chosen: Any, memory: Any) -> tuple[Rejected, ...]:
         """Return which of chosen meshes rules reject by floors of their memory, each with all its plans."""

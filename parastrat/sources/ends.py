@@ -60,11 +60,22 @@ def _outside(kept: Saved) -> Activations:
     return Activations(none=kept, attention=kept, selective=kept, full=kept)
 
 
-def table(a: Architecture) -> Parameters:
+def table(setting: Setting) -> Parameters:
     """Return the token table, which an encoder and a decoder that both read tokens have in common."""
+    a = setting.architecture
     both = a.encoder_layers and not a.audio
     tie = TIED if a.tied else _READ_TWICE if both else None
-    return Parameters(trainable=a.vocab * a.hidden, split=Split.VOCABULARY, tie_group=tie)
+    return Parameters(trainable=a.vocab * a.hidden, split=_of_vocabulary(setting), tie_group=tie)
+
+
+def _of_vocabulary(setting: Setting) -> Split:
+    """Return how tp divides the table and what predicts its rows.
+
+    ``auto_parallelize`` leaves both whole in transformers' BERT and RoBERTa, whose logits have a bias that
+    two modules hold (``predictions.bias`` and ``decoder.bias``).
+    """
+    whole = setting.architecture.transform_head and not setting.kernels.fused
+    return Split.REPLICATED if whole else Split.VOCABULARY
 
 
 def looked_up(setting: Setting) -> Part:
@@ -100,7 +111,7 @@ def embedding(setting: Setting) -> Block:
     behind = a.embedding_norm or a.family is Family.ENCODER
     # what the norm made is kept by the first layer as its input
     normalised = norm(setting, added=False, readers=0) if behind else Part()
-    groups = (table(a), Parameters(trainable=others)) if others else (table(a),)
+    groups = (table(setting), Parameters(trainable=others)) if others else (table(setting),)
     part = joined(Part(parameters=groups), looked_up(setting), normalised)
     block = end_block(setting, "embedding", 1, part, unit=False)
     if not setting.kernels.eager:
@@ -128,9 +139,11 @@ def head(setting: Setting) -> Block:
     a, tokens, b = setting.architecture, setting.tokens, setting.element
     parts = [_before_logits(setting)]
     tie = TIED if a.tied else None
-    weights = [Parameters(trainable=a.vocab * a.hidden, split=Split.VOCABULARY, tie_group=tie)]
+    split = _of_vocabulary(setting)
+    side = "n" if split is Split.VOCABULARY else ""
+    weights = [Parameters(trainable=a.vocab * a.hidden, split=split, tie_group=tie)]
     if a.transform_head or a.head_bias:
-        weights.append(Parameters(trainable=a.vocab, split=Split.VOCABULARY))
+        weights.append(Parameters(trainable=a.vocab, split=split))
     # autocast has a log-softmax in fp32 (``fp32_set_opt_dtype`` in torch/csrc/autograd/autocast_mode.h)
     loss = _FP32 if a.family is Family.DECODER or setting.autocast else b
     kept, again = {
@@ -146,8 +159,8 @@ def head(setting: Setting) -> Block:
         Part(
             parameters=tuple(weights),
             operators=(
-                replace(matmul(tokens, a.vocab, a.hidden, "n"), split=Split.VOCABULARY),
-                elementwise((b + 4 * _FP32) * logits, Split.VOCABULARY),
+                replace(matmul(tokens, a.vocab, a.hidden, side), split=split),
+                elementwise((b + 4 * _FP32) * logits, split),
             ),
             # a cap keeps its tanh
             saved=Saved(loss=(kept + (b if a.capped_logits else 0)) * logits),

@@ -89,6 +89,12 @@ def _before_activation(setting: Setting, inner: int, width: int) -> Saved:
     a, within = setting.architecture, drops_within(setting)
     tensors = 2 if (a.composite_activation or a.rectified) and not within else 1
     of_output = setting.element * setting.tokens * a.hidden
+    if within and setting.autocast:
+        # as the layer runs again: T5 brings what dropout gave into the format of the last product's weight,
+        # beside what its norm gave, both in fp32 (T5DenseActDense, T5LayerFF)
+        return Saved(
+            tensor=FP32_BYTES * inner, replicated=of_output, sequence=2 * width - a.hidden * setting.tokens
+        )
     return Saved(
         tensor=tensors * setting.element * inner,
         replicated=of_output,

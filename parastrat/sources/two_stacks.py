@@ -36,7 +36,8 @@ def encoder_decoder(setting: Setting) -> tuple[Block, ...]:
     tokens, border = embedding(setting), _border(source, setting)
     if not a.audio:
         return (tokens, encoder, border, decoder, head(setting))
-    beside = replace(tokens, boundary_bytes=decoder.boundary_bytes)
+    # gradients of blocks before it, as it makes its table's, are not there yet
+    beside = replace(tokens, boundary_bytes=decoder.boundary_bytes, meanwhile=0.0)
     return (spectrogram(source), encoder, border, beside, decoder, head(setting))
 
 
@@ -60,10 +61,12 @@ def _border(source: Setting, setting: Setting) -> Block:
     buckets = Part(parameters=(Parameters(trainable=2 * a.relative_buckets * a.heads),))
     parts = [norm(source, added=False, readers=0 if source.autocast else 1), stack_output(source), buckets]
     if not a.audio:
-        parts += [looked_up(setting), Part(parameters=(table(a),))]
+        parts += [looked_up(setting), Part(parameters=(table(setting),))]
     block = end_block(source, "encoder output", 1, joined(*parts), unit=False)
     once, again = made_once(setting, source.tokens)
     if source.autocast:
         again += Saved(sequence=width)
     boundary = width if a.audio else width + setting.stream * setting.tokens * a.hidden
-    return replace(block, activations=kept_or_again(block, once, again), boundary_bytes=boundary)
+    activations = kept_or_again(block, once, again)
+    # gradients of blocks before it, as it makes the table's, are not there yet
+    return replace(block, activations=activations, boundary_bytes=boundary, meanwhile=0.0)

@@ -65,12 +65,15 @@ class Small:
             return transformer(self.closed, self.length, precision, kernels, "small")
         return self.closed.at(precision, kernels, "small")
 
-    def source(self) -> TracedSource:
-        """Return the module as a source, which is built on no device."""
+    def source(self, *, divides: bool) -> TracedSource:
+        """Return the module as a source, which is built on no device.
+
+        Args:
+            divides: look at what tensor parallelism divides, which takes a second or two.
+        """
         with torch.device("meta"):
             module = self.build()
-        # what tp divides is not looked at here
-        return traced_module(module, ref="small", sample_inputs=self.batch, divides=False)
+        return traced_module(module, ref="small", sample_inputs=self.batch, divides=divides)
 
 
 def _preset(name: str, **changes: Any) -> Architecture:
@@ -196,14 +199,17 @@ FAMILIES = {
         batch=_images(64),
     ),
 }
-_SOURCES: dict[str, TracedSource] = {}
 
 
 @cache
-def both(name: str, precision: Precision) -> tuple[ModelSpec, ModelSpec]:
+def _source(name: str, *, divides: bool) -> TracedSource:
+    return FAMILIES[name].source(divides=divides)
+
+
+@cache
+def both(name: str, precision: Precision, *, divides: bool = False) -> tuple[ModelSpec, ModelSpec]:
     """Return a family's closed form, and the trace of its module."""
-    small = FAMILIES[name]
-    source = _SOURCES.get(name) or _SOURCES.setdefault(name, small.source())
+    small, source = FAMILIES[name], _source(name, divides=divides)
     with patch.object(functional, "layer_norm", _as_on_cuda):
         return small.at(precision), source.at(small.length, precision, Kernels.EAGER)
 

@@ -11,7 +11,7 @@ from sources.test_layers import T, only, setting
 from parastrat.model import Block, Family, OperatorKind, Parameters, Split
 from parastrat.saved import Saved
 from parastrat.sources.architecture import Audio, Image
-from parastrat.sources.ends import TIED, classifier, embedding, head, patches, spectrogram
+from parastrat.sources.ends import TIED, classifier, embedding, head, patches, spectrogram, table
 from parastrat.sources.layers import norm
 from parastrat.stack import Kernels
 
@@ -127,13 +127,23 @@ def test_berts_head_is_a_matrix_and_a_norm_before_the_logits_and_a_pooler() -> N
     assert counts == [H * H + H, H, VOCABULARY * H, VOCABULARY, (H * H + H) + (2 * H + 2)]
     assert products(block) == [
         (T, H, H, "", 2 * T * H * H),
-        (T, VOCABULARY, H, "n", 2 * T * VOCABULARY * H),
+        # whole on each tp rank, as the table, where nothing is fused by hand
+        (T, VOCABULARY, H, "", 2 * T * VOCABULARY * H),
         # one token
         (1, H, H, "", 2 * H * H),
     ]
     # what the last layer made, and what GELU reads
     assert block.activations.none.sequence == 2 * WIDTH + NORM_KEPT - WIDTH
     assert block.activations.none.replicated == WIDTH
+
+
+@pytest.mark.parametrize(
+    ("kernels", "split"), [(Kernels.EAGER, Split.REPLICATED), (Kernels.FUSED, Split.VOCABULARY)]
+)
+def test_berts_table_is_whole_on_tp_ranks_but_where_stacks_fuse(kernels: Kernels, split: Split) -> None:
+    of = setting(kernels, transform_head=True, tied=True)
+    assert {table(of).split, *(g.split for g in head(of).parameters[2:])} == {split}
+    assert table(setting(kernels)).split is Split.VOCABULARY
 
 
 def test_patches_are_projected_by_one_convolution() -> None:
