@@ -152,8 +152,7 @@ class Device:
     name: str
     vendor: Vendor
     type: DeviceType
-    #: total memory as the driver reports it
-    memory_bytes: int
+    memory_bytes: int  #: as the driver reports it
     #: what a training process can allocate, after driver and context
     usable_memory_bytes: int
     memory_bytes_per_s: float
@@ -183,9 +182,9 @@ class Device:
     #: together: of products, and of what is made in memory; None: as much
     whole_products: float | None = None
     whole_memory: float | None = None
-    #: of a processor, the rate at which its system gives a process memory anew, cleared page by page as it
-    #: is first written, beside what that takes; None: unknown, and not counted
-    fresh_bytes_per_s: float | None = None
+    fresh_bytes_per_s: float | None = (
+        None  #: at which a host gives its processes memory anew; None: unknown
+    )
     compute_capability: str | None = None
     power_w: float | None = None
     provenance: tuple[Provenance, ...] = ()

@@ -117,8 +117,7 @@ class Block:
     parameters: tuple[Parameters, ...]
     operators: tuple[Operator, ...]
     activations: Activations
-    #: alive only while this block's forward and backward run
-    working: Saved
+    working: Saved  #: alive only while this block's forward and backward run
     #: all tensors alive across the cut behind one repeat, and beside these, for any number of samples
     boundary_bytes: float
     boundary_fixed: float = 0.0
@@ -202,13 +201,11 @@ class ModelSpec:
     None means that the model has no such thing (a CNN has no heads) or that it is unknown.
     """
 
-    #: MODEL as the user typed it
-    ref: str
+    ref: str  #: MODEL as the user typed it
     name: str
     family: Family
     blocks: tuple[Block, ...]
-    #: parameters, ties counted once
-    parameters: int
+    parameters: int  #: ties counted once
     #: parameters that one token uses; equals ``parameters`` without experts
     active_parameters: int
     sequence_length: int | None  #: tokens of one sample that the blocks hold for; None without
@@ -216,9 +213,7 @@ class ModelSpec:
     causal: bool
     layers: int  #: repeated blocks, as the runtime finds them in the module
     stacks: int = 1  #: lists that they stand in, such as an encoder's and a decoder's
-    #: of a sample between the blocks, which ranks share evenly or not at all; 0: they never do. None: they
-    #: are its tokens, which can be padded
-    positions: int | None = None
+    positions: int | None = None  #: of a sample, where these are no tokens: shared evenly or not; 0: never
     hidden: int | None = None
     heads: int | None = None
     kv_heads: int | None = None
@@ -238,8 +233,7 @@ class ModelSpec:
     #: each operator of the blocks is one that torch dispatches; of other closed forms it stands for several
     dispatched: bool = False
     source: str = ""  #: where architecture and parameter count come from
-    #: what the estimate leaves out or assumes, in sentences for the report
-    caveats: tuple[str, ...] = ()
+    caveats: tuple[str, ...] = ()  #: what the estimate leaves out or assumes, in sentences for the report
 
     @property
     def distinct_blocks(self) -> tuple[Block, ...]:

@@ -13,8 +13,9 @@ class Norm(StrEnum):
     #: its weight multiplies in fp32 (Gemma, OLMo 2, gpt-oss)
     RMS_FP32 = "rms-fp32"
     LAYER = "layer"
-    #: a layer norm with a weight alone (MPT, Command R)
+    #: a layer norm with a weight alone (MPT), and one that runs kernel by kernel in eager mode (Command R)
     UNBIASED = "layer-unbiased"
+    COMPOSITE = "layer-composite"
     #: a norm without parameters (OLMo)
     BARE = "bare"
 
@@ -40,8 +41,13 @@ class Scores(StrEnum):
     PLAIN = "plain"
     #: a tanh that caps them (Gemma 2)
     CAPPED = "capped"
-    #: a learned logit per head beside them (gpt-oss)
+    #: a learned logit per head beside them (gpt-oss), or one that scales what attention gives by their sum
     SINKS = "sinks"
+    SCALED = "scaled"
+    #: queries and keys are multiplied in fp32 (GPT-Neo)
+    FP32 = "fp32"
+    #: scores are no less than the least number of their format (XGLM)
+    CLAMPED = "clamped"
 
 
 class LayerKind(StrEnum):
@@ -145,6 +151,8 @@ class Experts:
     bias: bool = False
     #: a gate on the shared experts, one number a token (Qwen2-MoE)
     shared_gate: bool = False
+    #: shared experts run before the router, without a gate as well (Hunyuan)
+    shared_first: bool = False
     #: transformers runs every expert on every token, and scales by zero what was not routed (Llama 4)
     every_token: bool = False
     #: width to which tokens are projected for the experts, and from which back; 0: that of the model
@@ -204,8 +212,9 @@ class Architecture:
     qkv_bias: bool = False
     output_bias: bool = False
     ffn_bias: bool = False
-    #: q, k and v come from one matrix (GPT-2)
+    #: q, k and v come from one matrix (GPT-2), and gate and up if there are these; or these alone (GLM)
     fused_qkv: bool = False
+    fused_gate: bool = False
     #: the activation is a chain of elementwise kernels in eager mode (GPT-2's tanh GELU)
     composite_activation: bool = False
     #: the activation is a ReLU, whose output alone backward needs
@@ -275,6 +284,11 @@ class Architecture:
     final_dropout: bool = False
     max_sequence_length: int | None = None
     source: str = ""
+
+    @property
+    def fuses_gate(self) -> bool:
+        """Return whether gate and up are one product."""
+        return self.gated and (self.fused_qkv or self.fused_gate)
 
     @property
     def turns(self) -> bool:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from parastrat.model import Family, Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Saved
-from parastrat.sources.architecture import Norm, QkNorm, Scores
+from parastrat.sources.architecture import QkNorm, Scores
 from parastrat.sources.biases import is_biased
 from parastrat.sources.layers import FP32_BYTES, Part, Setting, elementwise, joined, matmul, summands
+from parastrat.sources.qk_norms import qk_norm_bytes, qk_norm_parameters
 from parastrat.stack import Kernels
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
     weights = a.hidden * (q + 2 * kv) + q * a.hidden
     inner_bias = (q + (2 if a.key_bias else 1) * kv) if a.qkv_bias else 0
     sinks = a.heads if a.sinks else 0
-    norms = _qk_norm_parameters(a)
+    norms = qk_norm_parameters(a)
     divided, whole = (norms, 0) if a.qk_norm is QkNorm.WIDTH else (0, norms)
     groups = [Parameters(trainable=weights + inner_bias + sinks + divided, split=Split.TENSOR)]
     replicated = (a.hidden if a.output_bias else 0) + whole
@@ -45,11 +46,11 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
     flash = not keeps_scores(setting)
     statistics = _FP32 * a.heads * tokens if flash else 0
     rotary = 2 * b * (q + kv) * tokens if a.turns else 0
-    kept = b * (2 * q * tokens + 2 * kv * keys) + statistics
-    if a.qk_norm and setting.kernels.eager:
-        rows = (tokens, keys) if a.qk_norm is QkNorm.WIDTH else (a.heads * tokens, a.kv_heads * keys)
-        normed = _FP32 if a.norm is Norm.RMS_FP32 else b
-        kept += (_FP32 + normed) * (q * tokens + kv * keys) + _FP32 * sum(rows)
+    kept = b * (2 * q * tokens + 2 * kv * keys) + statistics + qk_norm_bytes(setting, keys)
+    if a.scores is Scores.FP32 and setting.kernels.eager and not setting.autocast:
+        kept += (_FP32 - b) * (q * tokens + kv * keys)
+    if a.scores is Scores.SCALED and setting.kernels.eager:
+        kept += b * q * tokens
     if not flash and not setting.kernels.fused:
         # keys and values are repeated for the queries that share them
         kept += 2 * b * (q - kv) * keys
@@ -161,7 +162,8 @@ def keeps_scores(setting: Setting) -> bool:
 def _library_scores(setting: Setting, count: float) -> Part:
     """Return what transformers does between attention's products, kernel by kernel.
 
-    The softmax in fp32 keeps its result, whose short copy the next product reads; a cap keeps its tanh.
+    The softmax in fp32 keeps its result, whose short copy the next product reads; a cap keeps its tanh, and
+    what clamps scores, or adds them up beside the softmax, keeps these.
     With sinks the softmax is in the scores' format, of which autocast makes fp32 as it joins both, and
     without autocast the product reads its result. A compiler keeps short ones alone. No policy makes them
     again in a block that keeps the rest.
@@ -173,6 +175,9 @@ def _library_scores(setting: Setting, count: float) -> Part:
         Scores.PLAIN: (_FP32 + short, 4),
         Scores.CAPPED: (_FP32 + short + b, 7),
         Scores.SINKS: (_FP32 + b if setting.autocast else b, 6),
+        Scores.SCALED: (_FP32 + short + (_FP32 if setting.autocast else b), 7),
+        Scores.FP32: (_FP32 + short, 6),
+        Scores.CLAMPED: (_FP32 + short + b, 5),
     }[scores or Scores.PLAIN]
     if setting.kernels.compiled:
         kept, kernels = b, 2
@@ -198,13 +203,6 @@ def _projections(a: Architecture, tokens: int, keys: int, widths: tuple[int, int
     if a.fused_qkv:
         return matmul(tokens, q + 2 * kv, a.hidden, "n"), out
     return matmul(tokens, q, a.hidden, "n"), matmul(keys, kv, a.hidden, "n", count=2), out
-
-
-def _qk_norm_parameters(a: Architecture) -> int:
-    if a.qk_norm is None:
-        return 0
-    widths = 2 if a.qk_norm is QkNorm.HEAD else a.heads + a.kv_heads
-    return a.norm.weights * widths * a.head_dim
 
 
 def _pairs(a: Architecture, tokens: int) -> float:

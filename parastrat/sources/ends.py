@@ -196,7 +196,9 @@ def _before_logits(setting: Setting) -> Part:
     if setting.architecture.transform_head:
         return _transform(setting)
     if not setting.architecture.final_norm:
-        return Part()
+        # the product reads what the last layer gives
+        whole = setting.element * setting.tokens * setting.architecture.hidden
+        return Part(saved=Saved(replicated=whole))
     return joined(norm(setting, added=False, gathered=True), stack_output(setting))
 
 

@@ -34,8 +34,7 @@ def feed_forward(setting: Setting, width: int | None = None) -> Part:
     dropped = drops_within(setting) and width is None
     # of a ReLU whose output is dropped out backward reads that too; else the last product reads the other
     count = _kept_tensors(a, setting.kernels) + (dropped and a.rectified and setting.kernels.eager)
-    # Phi-3 has one product for gate and up, as for queries, keys and values
-    first = (inner,) if a.fused_qkv else (ffn,) * (inner // ffn)
+    first = (inner,) if a.fuses_gate else (ffn,) * (inner // ffn)
     return Part(
         parameters=tuple(groups),
         operators=(
@@ -71,7 +70,7 @@ def largest_weight(setting: Setting, *, mixed: bool) -> tuple[Parameters, Saved]
             Parameters(trainable=experts.count * inner * experts.ffn * a.hidden, split=Split.EXPERT),
             Saved(expert=(inner - tensors) * element * routed * experts.ffn),
         )
-    if a.gated and a.fused_qkv:
+    if a.fuses_gate:
         tensors = _kept_tensors(a, setting.kernels)
         return (
             Parameters(trainable=2 * a.ffn * a.hidden, split=Split.TENSOR),
@@ -143,7 +142,8 @@ def mixture(setting: Setting) -> Part:
     parts = [router, own, *((_latent(setting, experts.latent),) if experts.latent else ())]
     shared = _shared_experts(setting, experts)
     # Qwen2-MoE's run before the router, and their gate behind all
-    parts = [*shared[:1], *parts, *shared[1:]] if experts.shared_gate else [*parts, *shared]
+    first = experts.shared_gate or experts.shared_first
+    parts = [*shared[:1], *parts, *shared[1:]] if first else [*parts, *shared]
     return joined(*parts)
 
 

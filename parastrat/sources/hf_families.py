@@ -51,9 +51,11 @@ _QK_WIDTH: Table = {"qk_norm": QkNorm.WIDTH}
 _SANDWICH: Table = {"layer_norms": 4}
 _FP32_NORMS: Table = {"norm": Norm.RMS_FP32}
 _SINKS: Table = {"sinks": True, "scores": Scores.SINKS}
+_SCALED: Table = {"sinks": True, "scores": Scores.SCALED}
 _CAPPED: Table = {"scores": Scores.CAPPED, "capped_logits": True}
 #: rotary embedding of a part of each head
 _PARTIAL: Table = {"heads_first": True}
+_FUSED_GATE: Table = {"fused_gate": True}
 _SQUARED: Table = {"squared": True}
 _SHARED_NORM: Table = {"layer_norms": 1}
 _NO_BIAS: Table = {"attention_bias": False}
@@ -85,6 +87,10 @@ def _square_output(config: Config) -> dict[str, Any]:
     return {}
 
 
+def _capped_logits(config: Config) -> dict[str, Any]:
+    return {"capped_logits": config.value("final_logit_softcapping") is not None}
+
+
 _DENSE: Mapping[str, Form] = {
     "llama": Form(fields=_ALL_BIASES),
     "mistral": Form(),
@@ -92,7 +98,7 @@ _DENSE: Mapping[str, Form] = {
     "ministral3": Form(),
     "cwm": Form(fields=_MLP_BIAS, full_every=4, full_first=True),
     "granite": Form(fields=_ALL_BIASES),
-    "granite_swa": Form(fields=_ALL_BIASES | _SINKS, full_every=4, full_first=True),
+    "granite_swa": Form(fields=_ALL_BIASES | _SCALED, full_every=4, full_first=True),
     "helium": Form(fields=_FP32_NORMS | _INNER_BIAS | _MLP_BIAS, more=_square_output),
     "internlm3": Form(fields=_ALL_BIASES),
     "iquestcoder": Form(fields=_ALL_BIASES),
@@ -103,7 +109,10 @@ _DENSE: Mapping[str, Form] = {
     "arcee": Form(fields=_PLAIN | _SQUARED | _ALL_BIASES),
     "jais2": Form(fields=_PLAIN | _SQUARED | _LAYER | _ALL_BIASES),
     "nemotron": Form(fields=_PLAIN | _SQUARED | _LAYER | _PARTIAL | _ALL_BIASES),
-    "nanochat": Form(fields=_PLAIN | _SQUARED | {"norm": Norm.BARE} | _ATTENTION_BIAS),
+    "nanochat": Form(
+        fields=_PLAIN | _SQUARED | _QK_HEAD | {"norm": Norm.BARE, "embedding_norm": True} | _ATTENTION_BIAS,
+        more=_capped_logits,
+    ),
     "gemma": Form(fields=_FP32_NORMS | _ATTENTION_BIAS),
     "gemma2": Form(fields=_FP32_NORMS | _ATTENTION_BIAS | _SANDWICH | _CAPPED, full_every=2),
     "gemma3_text": Form(fields=_FP32_NORMS | _ATTENTION_BIAS | _SANDWICH | _QK_HEAD, full_every=6),
@@ -115,13 +124,13 @@ _DENSE: Mapping[str, Form] = {
     "olmo": Form(fields={"norm": Norm.BARE} | _ATTENTION_BIAS),
     "olmo2": Form(fields=_FP32_NORMS | _ATTENTION_BIAS | _QK_WIDTH),
     "olmo3": Form(fields=_FP32_NORMS | _ATTENTION_BIAS | _QK_WIDTH, full_every=4),
-    "glm": Form(fields=_INNER_BIAS | _PARTIAL),
-    "glm4": Form(fields=_INNER_BIAS | _SANDWICH | _PARTIAL),
+    "glm": Form(fields=_INNER_BIAS | _PARTIAL | _FUSED_GATE),
+    "glm4": Form(fields=_INNER_BIAS | _SANDWICH | _PARTIAL | _FUSED_GATE),
     "phi3": Form(fields={"fused_qkv": True, "values_in_projection": True} | _PARTIAL),
     "cohere": Form(
-        fields={"norm": Norm.UNBIASED} | _SHARED_NORM | _ATTENTION_BIAS, requires={"use_qk_norm": False}
+        fields={"norm": Norm.COMPOSITE} | _SHARED_NORM | _ATTENTION_BIAS, requires={"use_qk_norm": False}
     ),
-    "cohere2": Form(fields={"norm": Norm.UNBIASED} | _SHARED_NORM | _ATTENTION_BIAS, full_every=4),
+    "cohere2": Form(fields={"norm": Norm.COMPOSITE} | _SHARED_NORM | _ATTENTION_BIAS, full_every=4),
     "stablelm": Form(
         fields=_LAYER | _PARTIAL | {"qkv_bias": Flag("use_qkv_bias")},
         requires={"use_parallel_residual": False, "qk_layernorm": False},
@@ -139,7 +148,7 @@ _MIXED: Mapping[str, Form] = {
         fields=_ATTENTION_BIAS, experts=_LOCAL | {"shared_ffn": Size("shared_intermediate_size", least=0)}
     ),
     "granitemoe_swa": Form(
-        fields=_ATTENTION_BIAS | _SINKS,
+        fields=_ATTENTION_BIAS | _SCALED,
         experts=_LOCAL | {"shared_ffn": Size("shared_intermediate_size", least=0)},
         full_every=4,
         full_first=True,
@@ -224,6 +233,7 @@ _MIXED: Mapping[str, Form] = {
             "top_k": Size("moe_topk"),
             "ffn": Size("intermediate_size"),
             "shared_ffn": Size("intermediate_size"),
+            "shared_first": True,
         },
     ),
     "aria_text": Form(
@@ -237,7 +247,7 @@ _MIXED: Mapping[str, Form] = {
         requires={"mlp_bias": False},
     ),
     "cohere2_moe": Form(
-        fields={"norm": Norm.UNBIASED} | _SHARED_NORM | _ATTENTION_BIAS,
+        fields={"norm": Norm.COMPOSITE} | _SHARED_NORM | _ATTENTION_BIAS,
         experts={
             "count": Size("num_experts"),
             **_TOP_K,

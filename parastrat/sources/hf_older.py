@@ -47,7 +47,11 @@ def _gpt_bigcode(config: Config) -> dict[str, Any]:
 
 
 def _openai_gpt(config: Config) -> dict[str, Any]:
+    function = config.value("afn")
     return {
+        # its table of activations has GPT-2's GELU under that name
+        "composite_activation": function == "gelu",
+        "rectified": function == "relu",
         "ffn": 4 * config.size("hidden_size"),
         "positions": config.size("max_position_embeddings"),
         "dropout": config.rate("resid_pdrop", "embd_pdrop") > 0,
@@ -128,7 +132,7 @@ def _falcon(config: Config) -> dict[str, Any]:
 
 
 def _phi(config: Config) -> dict[str, Any]:
-    return {"dropout": config.rate("resid_pdrop", "embd_pdrop") > 0}
+    return {**_activation(config, "hidden_act"), "dropout": config.rate("resid_pdrop", "embd_pdrop") > 0}
 
 
 def _gpt_neox(config: Config) -> dict[str, Any]:
@@ -145,14 +149,14 @@ OLDER: Mapping[str, OlderForm] = {
     "gpt-sw3": (_GPT | _FUSED | _BIASES, {"add_cross_attention": False}, _gpt2),
     "gpt_bigcode": (_GPT | _FUSED | _BIASES, {"add_cross_attention": False}, _gpt_bigcode),
     "openai-gpt": (_GPT | _FUSED | _BIASES | _SCORES | {"final_norm": False}, {}, _openai_gpt),
-    "ctrl": (_GPT | _BIASES | {"head_bias": True, "ffn": Size("dff")}, {}, _ctrl),
+    "ctrl": (_GPT | _BIASES | {"head_bias": True, "ffn": Size("dff"), "rectified": True}, {}, _ctrl),
     "gptj": (_GPT | {"ffn_bias": True, "layer_norms": 1, "head_bias": True}, {}, _gptj),
     "codegen": (
         _GPT | _FUSED | {"ffn_bias": True, "layer_norms": 1, "head_bias": True},
         {},
         _codegen,
     ),
-    "gpt_neo": (_GPT | _SCORES | {"output_bias": True, "ffn_bias": True}, {}, _gpt_neo),
+    "gpt_neo": (_GPT | {"scores": Scores.FP32, "output_bias": True, "ffn_bias": True}, {}, _gpt_neo),
     "gpt_neox": (
         _GPT
         | _FUSED
@@ -169,7 +173,11 @@ OLDER: Mapping[str, OlderForm] = {
         _opt,
     ),
     "biogpt": (_GPT | _BIASES, {}, _biogpt),
-    "xglm": (_GPT | _BIASES | _SCORES | {"ffn": Size("ffn_dim")}, {"add_cross_attention": False}, _xglm),
+    "xglm": (
+        _GPT | _BIASES | {"scores": Scores.CLAMPED, "ffn": Size("ffn_dim")},
+        {"add_cross_attention": False},
+        _xglm,
+    ),
     "mpt": (
         {"norm": Norm.UNBIASED, "gated": False}
         | _FUSED
@@ -179,6 +187,14 @@ OLDER: Mapping[str, OlderForm] = {
         _mpt,
     ),
     "falcon": (_GPT | _FUSED | {"masked": True} | {name: Flag("bias") for name in _BIASES}, {}, _falcon),
-    "phi": (_GPT | _BIASES | {"layer_norms": 1, "head_bias": True}, {"qk_layernorm": False}, _phi),
-    "persimmon": (_GPT | _FUSED | _BIASES, {}, _persimmon),
+    "phi": (
+        _GPT | _BIASES | {"layer_norms": 1, "head_bias": True, "heads_first": True},
+        {"qk_layernorm": False},
+        _phi,
+    ),
+    "persimmon": (
+        _GPT | _FUSED | _BIASES | {"heads_first": True, "values_in_projection": True},
+        {},
+        _persimmon,
+    ),
 }

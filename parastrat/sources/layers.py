@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 FP32_BYTES = 4
 _FP32 = FP32_BYTES
 _RMS = Norm.RMS, Norm.RMS_FP32
+#: a composite layer norm makes twice what lies from the mean, and scales it before its weight does
+_FROM_MEAN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +174,11 @@ def norm(
     if setting.autocast:
         # its input and what it multiplies with its weight; or its input alone
         kept = (2 * _FP32 * a.hidden + _FP32) if rms else (_FP32 * a.hidden + 2 * _FP32)
+        if a.norm is Norm.COMPOSITE:
+            kept = _FROM_MEAN * _FP32 * a.hidden + _FP32
         kept += readers * b * a.hidden
+    elif is_composite(setting) and not rms:
+        kept = _FROM_MEAN * _FP32 * a.hidden + _FP32 + made
     elif is_composite(setting):
         # the fp32 copy (in fp32 the residual itself), the normalised input, and the next matmul's input;
         # a layer's norm reads a short copy of a stream in fp32, the last norm that itself
@@ -201,7 +207,7 @@ def norm(
 
 def is_composite(setting: Setting) -> bool:
     """Return whether norms are several kernels, each of which makes a tensor."""
-    return setting.kernels.eager and setting.architecture.norm in _RMS
+    return setting.kernels.eager and setting.architecture.norm in (*_RMS, Norm.COMPOSITE)
 
 
 def dropout_masks(setting: Setting, *, branches: int = 2) -> Part:
@@ -277,7 +283,7 @@ def awaited(setting: Setting, part: Part, norms: int) -> Saved:
             divided = each.split if each.split_side == "n" else Split.REPLICATED
             sizes[divided] += setting.element * each.m * each.n * each.count
     a = setting.architecture
-    if a.qk_norm is not None:
+    if a.qk_norm is not None and a.norm.weights:
         sizes[Split.TENSOR] += setting.stream * setting.tokens * (a.heads + a.kv_heads) * a.head_dim
     if a.sinks and not setting.kernels.fused:
         # each head's sink stands beside its scores

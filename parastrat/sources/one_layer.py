@@ -36,8 +36,7 @@ _ADDITIONS = 2
 
 def _readers(a: Architecture, index: int) -> int:
     """Return how many products read a norm: the first attention's, the second the feed-forward's."""
-    # Phi-3 has one product for gate and up
-    attended, fed = 1 if a.fused_qkv else 3, 2 if a.gated and not a.fused_qkv else 1
+    attended, fed = 1 if a.fused_qkv else 3, 2 if a.gated and not a.fuses_gate else 1
     if a.layer_norms == 1:
         return attended + fed
     return (attended, fed)[index] if index < _ADDITIONS else 0

@@ -56,7 +56,7 @@ def every_plan(job: Facts) -> list[Plan]:
                         backend=decide_backend(job.hardware).backend or Backend.GLOO,
                         shard=Shard.PARAMETERS if sharded else Shard.NONE,
                         reshard_after_forward=reshard,
-                        sequence_parallel=tp > 1,
+                        sequence_parallel=shares(job, cp, tp),
                         loss_parallel=tp > 1,
                         recompute=recompute,
                         compile=Compile.BLOCK if job.stack.kernels.compiled else Compile.NONE,
@@ -65,6 +65,12 @@ def every_plan(job: Facts) -> list[Plan]:
                     )
                 )
     return plans
+
+
+def shares(job: Facts, cp: int, tp: int) -> bool:
+    """Return whether tp ranks have equally many positions each, where a model has its own."""
+    positions = job.model.positions
+    return tp > 1 and (positions is None or (positions > 0 and positions % (cp * tp) == 0))
 
 
 def runnable(case: Case) -> bool:

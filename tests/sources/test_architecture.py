@@ -12,6 +12,7 @@ def test_weights_of_a_norm_for_each_element_of_its_width() -> None:
         Norm.RMS_FP32: 1,
         Norm.LAYER: 2,
         Norm.UNBIASED: 1,
+        Norm.COMPOSITE: 1,
         Norm.BARE: 0,
     }
 
