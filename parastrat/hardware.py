@@ -159,8 +159,7 @@ class Device:
     peak: Rates  #: datasheet rates, dense, without sparsity
     sustained: Rates  #: rates that long matrix multiplies reach
     matmul: MatmulCurve
-    #: the bf16 formats are native, not emulated
-    bf16_native: bool
+    bf16_native: bool  #: the bf16 formats are native, not emulated
     launch_s: float  #: time of one kernel launch from eager Python
     #: flash-attention forward's share of the sustained rate of matrix multiplies, where a query sees
     #: ATTENTION_KEYS and a kernel has ATTENTION_ROWS of heads with ATTENTION_WIDTH
@@ -182,9 +181,7 @@ class Device:
     #: together: of products, and of what is made in memory; None: as much
     whole_products: float | None = None
     whole_memory: float | None = None
-    fresh_bytes_per_s: float | None = (
-        None  #: at which a host gives its processes memory anew; None: unknown
-    )
+    fresh_bytes_per_s: float | None = None  #: of memory that a host gives its processes anew; None: unknown
     compute_capability: str | None = None
     power_w: float | None = None
     provenance: tuple[Provenance, ...] = ()

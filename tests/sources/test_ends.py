@@ -91,12 +91,13 @@ def test_a_norm_may_stand_behind_the_table(changes: dict[str, Any]) -> None:
 )
 def test_bytes_of_each_logit(kernels: Kernels, family: Family, kept: int, again: int) -> None:
     block = head(setting(kernels, family=family, final_norm=False))
-    assert block.activations.none == block.activations.full == Saved(loss=kept * LOGITS)
+    # the product keeps what the last layer gave
+    assert block.activations.none == block.activations.full == Saved(loss=kept * LOGITS, replicated=WIDTH)
     assert block.working == Saved(loss=again * LOGITS)
     cast = head(replace(setting(kernels, family=family, final_norm=False), autocast=True))
     # a log-softmax in fp32, whatever the model, where the loss is torch's own
     own = kernels in (Kernels.EAGER, Kernels.COMPILED)
-    assert cast.activations.none == Saved(loss=(4 if own else kept) * LOGITS)
+    assert cast.activations.none == Saved(loss=(4 if own else kept) * LOGITS, replicated=WIDTH)
     # in parallel one of the log-softmax's size more or less, but where the loss is one kernel
     several = kernels in (Kernels.EAGER, Kernels.COMPILED)
     assert block.loss_parallel_bytes == (kept * LOGITS if several else 0)
