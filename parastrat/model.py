@@ -68,10 +68,8 @@ class Operator:
     """One operator of a block's forward, for one sample."""
 
     kind: OperatorKind
-    #: multiply-accumulates count twice; causal attention counts its lower half
-    flops: float
-    #: least bytes read and written
-    bytes: float
+    flops: float  #: multiply-accumulates count twice; causal attention counts its lower half
+    bytes: float  #: that are read and written at least
     #: rows for one sample, and the other sides; of attention rows of heads, keys of each, a head's width
     m: int = 0
     n: int = 0
@@ -79,11 +77,9 @@ class Operator:
     #: of a convolution, how often it reads an element of its image: places of its filter over its strides
     reuse: float = 1.0
     split: Split = Split.REPLICATED
-    #: the side that a tensor split divides: "n" is column parallel, "k" row parallel
-    split_side: str = ""
+    split_side: str = ""  #: that a tensor split divides: "n" is column parallel, "k" row parallel
     count: int = 1  #: passes of this operator in one forward of the block
-    #: backward needs the gradients of the weights as well as of the input
-    weighted: bool = True
+    weighted: bool = True  #: backward needs the gradients of the weights as well as of the input
     useful: float = 1.0  #: share of the FLOPs that reaches the output; the rest is multiplied by zero
 
 

@@ -9,7 +9,7 @@ from parastrat.model import Block, Family, Operator, OperatorKind, Parameters, S
 from parastrat.remembered import remembered
 from parastrat.saved import Activations, Saved
 from parastrat.sources.attending import attention_masks
-from parastrat.sources.biases import made_once
+from parastrat.sources.biases import is_biased, made_once
 from parastrat.sources.layers import (
     Part,
     Setting,
@@ -114,10 +114,10 @@ def embedding(setting: Setting) -> Block:
     groups = (table(setting), Parameters(trainable=others)) if others else (table(setting),)
     part = joined(Part(parameters=groups), looked_up(setting), normalised)
     block = end_block(setting, "embedding", 1, part, unit=False)
+    if is_biased(setting):
+        return replace(block, activations=kept_or_again(block, *made_once(setting)))
     if not setting.kernels.eager:
         return block
-    if a.relative_buckets:
-        return replace(block, activations=kept_or_again(block, *made_once(setting)))
     # what runs again is given masks again, and the first layer what it takes its stretch of by itself
     whole, masks, kept = block.boundary_bytes, attention_masks(setting), block.activations.none
     again = kept + masks + Saved(replicated=whole, sequence=-whole)

@@ -69,6 +69,13 @@ def test_the_first_layers_keep_buckets_and_zeros() -> None:
     assert again == Saved(fixed=4 * HEADS * PAIRS + zeros)
 
 
+@pytest.mark.parametrize("kernels", [Kernels.EAGER, Kernels.COMPILED])
+def test_the_table_is_followed_by_buckets_or_by_the_biases_themselves(kernels: Kernels) -> None:
+    kept = named("embedding", replace(SETTING, kernels=kernels)).activations
+    assert (kept.none.fixed, kept.attention.fixed) == (8 * PAIRS, 8 * PAIRS)
+    assert (kept.selective.fixed, kept.full.fixed) == (2 * HEADS * PAIRS, 2 * HEADS * PAIRS)
+
+
 def test_the_kernel_makes_gradients_of_biases_for_every_sample() -> None:
     gone = Part(parameters=(Parameters(trainable=100),), saved=Saved(tensor=50, sequence=70))
     layer = Part(parameters=(Parameters(trainable=400),))
