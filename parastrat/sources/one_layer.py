@@ -43,13 +43,19 @@ def _readers(a: Architecture, index: int) -> int:
 
 
 def _norm_at(setting: Setting, index: int, *, mixed: bool) -> Part:
-    """Return one of a layer's norms; the input of a second that stands beside the first is kept by that."""
+    """Return one of a layer's norms; the input of a second that stands beside the first is kept by that.
+
+    Tensor parallelism gathers its output for attention and for the feed-forward: twice where both read one.
+    """
     own = norm(
         setting,
         added=index < _ADDITIONS,
         readers=_readers(setting.architecture, index),
         routed=mixed and index == 1 and takes_stretch(setting),
     )
+    if setting.architecture.layer_norms == 1 and not (setting.autocast or setting.kernels.fused):
+        again = setting.element * setting.tokens * setting.architecture.hidden
+        return replace(own, saved=own.saved + Saved(replicated=again, sequence=-again))
     if not (setting.architecture.parallel and index == 1) or is_composite(setting) or setting.kernels.fused:
         return own
     width = setting.stream * setting.tokens * setting.architecture.hidden
