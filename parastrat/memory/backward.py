@@ -248,10 +248,12 @@ def _in_turn(
     """
     turning, first, at_end = at
     alive = _most(kinds, turning.alive(start), start)
-    if some(rank.few > 0):
-        # a step of few micro-batches has no more in flight than these
+    splits = rank.alike.splits
+    if some(rank.few > 0) and splits is not True:
+        # a step of few micro-batches has no more in flight than these, beside gradients that wait
         all_of = rank.one * rank.few
-        alive = where(all_of > 0, smaller(alive, all_of - first), alive)
+        least = where(all_of > 0, smaller(alive, all_of - first), alive)
+        alive = least if splits is False else where(splits, alive, least)
     if ends:
         ended = _most(kinds, turning.ended(start), start) + kinds.kept[start.place]
         # of other plans nothing differs at the end
