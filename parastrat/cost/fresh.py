@@ -48,11 +48,11 @@ def fresh_s(
     backward += beside(products.weighted, c) * _large(element * n * k, passes)
     made, again = (products.by_block(each, len(blocks)) for each in (forward, backward))
     samples = shares[SPLITS.index(Split.VOCABULARY)]
+    logits = _FP32 * (facts.model.vocab or 0) * (facts.model.sequence_length or 0) * samples
+    of_loss = np.where(logits >= _LARGE, samples, 0.0)
     for place, block in enumerate(blocks):
-        largest = _FP32 * (facts.model.vocab or 0) * (facts.model.sequence_length or 0) * samples
-        kept, working = block.activations.none.loss * samples, block.working.loss * samples
-        made[place] += np.where(largest >= _LARGE, kept, 0.0)
-        again[place] += np.where(largest >= _LARGE, working, 0.0)
+        made[place] += block.activations.none.loss * of_loss
+        again[place] += block.working.loss * of_loss
     return made / rate, again / rate
 
 

@@ -160,11 +160,20 @@ def endpoint_of(file: ConfigFile) -> tuple[str, str] | None:
     return None
 
 
+def host_and_port(address: str) -> tuple[str, str]:
+    """Return the parts of a host's name or address, with a port or without (empty)."""
+    if address.startswith("["):
+        host, _, port = address[1:].partition("]")
+        return host, port.removeprefix(":")
+    host, _, port = address.partition(":")
+    # without brackets an address of IPv6 has no port
+    return (address, "") if ":" in port else (host, port)
+
+
 def is_of_one_host(address: str) -> bool:
     """Whether a host's name or address, with or without a port, means on each host that one itself."""
-    host = address.partition(":")[0]
-    bare = address.removeprefix("[").partition("]")[0]
-    return host.partition(".")[0] in ("localhost", "127") or host == "0.0.0.0" or bare == "::1"  # noqa: S104
+    host, _ = host_and_port(address)
+    return host.partition(".")[0] in ("localhost", "127") or host in ("0.0.0.0", "::1")  # noqa: S104
 
 
 def gpus_of_node(file: ConfigFile) -> int | None:

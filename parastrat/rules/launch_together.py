@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from parastrat.config_file import FILLED_IN, ConfigFormat, whole_number
 from parastrat.finding import Hit, Severity
-from parastrat.rules.launch_facts import is_of_one_host
+from parastrat.rules.launch_facts import host_and_port, is_of_one_host
 from parastrat.rules.launchers import DEEPSPEED, launcher_of
 from parastrat.rules.rule import file_rule
 
@@ -37,7 +37,7 @@ def _port(launch: Mapping[str, Any]) -> int | None:
     if "standalone" in options or options.get("nnodes", "1") != "1" or not is_torchs:
         return None
     endpoint = options.get("rdzv-endpoint", f"localhost:{options.get('master-port')}")
-    return whole_number(endpoint.rpartition(":")[2]) if is_of_one_host(endpoint) else None
+    return whole_number(host_and_port(endpoint)[1]) if is_of_one_host(endpoint) else None
 
 
 @file_rule("PS535", Severity.ERROR, _FORMAT, source=_TORCHRUN, covers=("PIT505",))

@@ -12,6 +12,7 @@ from parastrat.columns import code_of
 from parastrat.cost import least_weights_s, time_floor, weights_floor
 from parastrat.distinct import first_places, places_of
 from parastrat.memory import memory_margin
+from parastrat.memory.crossing import fixed_of
 from parastrat.memory.floors import memory_floor, mesh_floor
 from parastrat.memory.quick import quick_floor
 from parastrat.rules import rejection_masks
@@ -146,8 +147,7 @@ class Searched:
 
     def least_rows(self, chosen: Any) -> Bounded:
         """Return rows of chosen meshes of which one needs the least of its mesh, with quick floors."""
-        crosses = any(block.boundary_fixed for block in self.facts.model.distinct_blocks)
-        batches = self.allowed.batches.least(crosses_once=crosses)
+        batches = self.allowed.batches.least(crosses_once=any(fixed_of(self.facts.model)))
         return self.with_quick_floors(batches.of(self.allowed.meshes, chosen))
 
     def misfits(self, chosen: Any, memory: Any) -> tuple[Rejected, ...]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from parastrat.runtime.precision import COMPUTE, weight_dtype
+from parastrat.runtime.tensors.leaves import in_format
 from parastrat.workload import Precision
 
 
@@ -31,12 +31,7 @@ class Setting:
         """Return a batch as FSDP2 would give it to the forward."""
         if self.autocast or self.precision not in COMPUTE:
             return batch
-        return tree_map(
-            lambda leaf: (
-                leaf.to(self.dtype) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
-            ),
-            batch,
-        )
+        return in_format(batch, self.dtype)
 
     @contextmanager
     def active(self) -> Iterator[None]:

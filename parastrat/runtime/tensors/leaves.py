@@ -12,7 +12,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import SUPPORTED_NODES, keystr, tree_leaves, tree_leaves_with_path
+from torch.utils._pytree import SUPPORTED_NODES, keystr, tree_leaves, tree_leaves_with_path, tree_map
 
 
 def tensors_in(output: Any) -> list[torch.Tensor]:
@@ -41,6 +41,16 @@ def leaves_with_paths(tree: Any) -> list[tuple[str, Any]]:
 def as_tree(batch: Any) -> Any:
     """Return a batch as torch's trees know it: mappings of other classes, as of tokenizers, as dicts."""
     return dict(batch) if isinstance(batch, Mapping) and type(batch) not in SUPPORTED_NODES else batch
+
+
+def in_format(batch: Any, dtype: torch.dtype) -> Any:
+    """Return a tree of torch's with its floating-point tensors in a format, as FSDP2 casts batches."""
+
+    def brought(leaf: Any) -> Any:
+        floats = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+        return leaf.to(dtype) if floats else leaf
+
+    return tree_map(brought, batch)
 
 
 def hides_tensors(output: Any) -> bool:

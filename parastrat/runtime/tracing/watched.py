@@ -19,7 +19,7 @@ from parastrat.runtime.blocks import repeated_blocks
 from parastrat.runtime.building import described
 from parastrat.runtime.caches import caches_off
 from parastrat.runtime.precision import COMPUTE, weight_dtype
-from parastrat.runtime.tensors.leaves import tree_tensors
+from parastrat.runtime.tensors.leaves import in_format, tree_tensors
 from parastrat.runtime.tracing.answers import Answers
 from parastrat.runtime.tracing.budget import Budget
 from parastrat.runtime.tracing.division import Division
@@ -139,12 +139,7 @@ def _watch(module: nn.Module, batch: Any, setting: Setting, tracker: Tracker, mo
 
 def _called(module: nn.Module, given: Any, setting: Setting) -> Any:
     """Call a module with a batch in its weights' format; the training loop's own stays beside it."""
-
-    def brought(leaf: Any) -> Any:
-        floats = isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
-        return leaf.to(setting.weights) if floats else leaf
-
-    batch = tree_map(brought, given)
+    batch = in_format(given, setting.weights)
     if isinstance(batch, Mapping):
         return module(**batch)
     return module(*batch) if isinstance(batch, tuple | list) else module(batch)
