@@ -205,7 +205,8 @@ def check_size(text: str) -> None:
 
 def _check_table(table: Any) -> None:
     if not isinstance(table, dict):
-        what = "empty" if table is None else f"a {type(table).__name__}, not a table of keys"
+        kind = "list" if isinstance(table, list) else type(table).__name__
+        what = "empty" if table is None else f"a {kind}, not a table of keys"
         raise ConfigSyntaxError(f"the file is {what}", hint=_MEND)
 
 

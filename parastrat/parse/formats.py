@@ -41,6 +41,8 @@ _CALLED = {
 }
 #: how much of a misspelt option is that of what was meant: of plugins' own there are less
 _MISSPELT = 0.8
+#: formats whose files a tool such as envsubst often fills in before Kubernetes reads them
+_FILLED_IN = (ConfigFormat.TRAINJOB, ConfigFormat.PYTORCHJOB)
 #: how keys begin that are remarks, in formats without comments
 _NOTES = ("_", "//", "#", "comment")
 NOUNS = {
@@ -155,9 +157,10 @@ def did_you_mean_any(key: str, table: Mapping[str, Any]) -> str | None:
 
 
 def _of_environment(file: ConfigFile, known: Mapping[str, Any]) -> Iterator[Problem]:
+    private = file.get("private") or ()
     for name in file.get("env") or {}:
         ours = name.startswith(tuple(known["prefixes"])) and not name.startswith(tuple(known["plugins"]))
-        if ours and name not in known["names"]:
+        if ours and name not in known["names"] and name not in private:
             near = did_you_mean(name, known["names"], fold=str.upper)
             hint = f"did you mean {near}?" if near else f"remove {name}"
             text = "is no variable that NCCL or torch reads"
@@ -173,6 +176,7 @@ def _of_key(file: ConfigFile, entry: Mapping[str, Any], key: str) -> Iterator[Pr
     if (
         value is None
         or value is OPEN
+        or (file.format in _FILLED_IN and isinstance(value, str) and FILLED_IN.search(value) is not None)
         or any(_is_of(kind, value, file.format) for kind in accepted if kind != DIGITS)
     ):
         return
@@ -209,7 +213,7 @@ def _of_unknown(file: ConfigFile, entry: Mapping[str, Any], key: str, path: str)
     hint = f"did you mean {near}?" if near else "remove it; there is no such key here"
     if file.format is ConfigFormat.SCRIPT:
         hint = f"did you mean --{near}?" if near else "remove it, or put it behind the script's name"
-        text, name = f"is no option of {entry['command']}", f"--{key}"
+        text, name = f"is no option of {entry['command']}", f"{'--' if len(key) > 1 else '-'}{key}"
     elif not near and entry.get("extended_by"):
         hint = f"remove it, or name the module that adds it in {entry['extended_by'][0]}"
     yield Problem(key=path, name=name, text=text, hint=hint, code="PS606" if ignored else "PS601")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from parastrat.parse.exports import kept_within
 from parastrat.parse.found import Found
 from parastrat.parse.launcher_words import read_options
 from parastrat.parse.launchers import LAUNCHERS, REMOTE, Start, is_run, start_at
@@ -49,8 +50,9 @@ def script_tables(
 
     The tables are ``sbatch`` (directives by their long names), ``srun`` (options of the one that starts the
     launch), ``equal`` and ``stray`` (``slurm_entries``), ``unread`` (remarks that were meant to be
-    directives, by their lines), ``env`` (exported variables), one of ``torchrun``, ``accelerate`` and
-    ``deepspeed`` (its options; torchrun's with hyphens), ``started``
+    directives, by their lines), ``env`` (exported variables), ``kept`` (variables that are set and neither
+    exported nor read), ``private`` (names of those that are read alone), one of ``torchrun``,
+    ``accelerate`` and ``deepspeed`` (its options; torchrun's with hyphens), ``started``
     (``by``: ``srun``, ``other`` for what else reaches machines, or ``script``; ``nodes``, ``ntasks``
     and ``ntasks-per-node`` that srun was told of, and of ``tasks`` whether they are on chosen nodes, or
     unknown; ``shell``, where one of its own expands its words; ``module``:
@@ -93,6 +95,7 @@ def script_tables(
         found.line = values.expanded(line)
         _read_line(found.line, number, found)
         found.values.follow(line)
+    _keep_within(found, [line for _, line in lines])
     only = "yes" if len(found.launches) == 1 else "no"
     return tuple(
         (
@@ -107,6 +110,17 @@ def script_tables(
         )
         for launch in found.launches
     ) or _started(found)
+
+
+def _keep_within(found: Found, lines: list[str]) -> None:
+    """Take what a script sets for itself alone out of what it exports."""
+    exported = found.table.get("env", {})
+    kept = kept_within(lines, exported)
+    for name in kept.unread:
+        line, _ = found.positions.pop(f"env.{name}")
+        found.note("kept", name, exported.pop(name), line)
+    if kept.read:
+        found.table["private"] = tuple(sorted(kept.read))
 
 
 def _started(found: Found) -> tuple[tuple[dict[str, Any], dict[str, tuple[int, int]]], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from typing import TYPE_CHECKING
 
 from parastrat.parse.dashes import as_meant
@@ -22,28 +23,37 @@ def read_options(words: list[str], start: Start, number: int, launch: Found) -> 
     """Read a launcher's options into the table of its launch, then what it runs."""
     entry = launch.known[start.launcher]
     separator = entry.get("separator", "")
-    rest = iter(words)
-    for word in rest:
+    rest = deque(words)
+    while rest:
+        word = rest.popleft()
         if word.startswith(("$", "`")):
             launch.note("started", "options", "unknown", number)
         meant, dash = as_meant(word, entry)
         if dash is not None:
             launch.note("dashes", word, dash, number)
-        word = meant  # noqa: PLW2901 - as it was meant
+        word = meant
         if not word.startswith("-") or word == "--":
-            _read_program(word if word != "--" else next(rest, ""), [*rest], number, launch)
+            program = word if word != "--" else _next(rest)
+            _read_program(program, [*rest], number, launch)
             return
         whole = f"{word[:2]}={word[2:]}" if _ATTACHED.fullmatch(word) else word
         name, equals, value = whole.lstrip("-").partition("=")
         if separator:
             name = name.replace("_", separator).replace("-", separator)
-        is_switch = full_name(name, entry, {}) in entry["switches"]
+        full = full_name(name, entry, {})
+        is_switch = full in entry["switches"]
         of_launch = name == _OF_LAUNCH and start.module.endswith(".launch")
-        if not equals and not is_switch and not of_launch:
-            value = next(rest, "")
+        # an option that nobody knows leaves the script to be run
+        ends = full not in entry["keys"] and rest and rest[0].endswith(".py")
+        if not equals and not is_switch and not of_launch and not ends:
+            value = _next(rest)
         if not of_launch:
             launch.note(start.launcher, name, "yes" if is_switch and not equals else value, number)
     _read_program("", [], number, launch)
+
+
+def _next(rest: deque[str]) -> str:
+    return rest.popleft() if rest else ""
 
 
 def _read_program(word: str, behind: list[str], number: int, launch: Found) -> None:

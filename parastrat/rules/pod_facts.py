@@ -22,6 +22,9 @@ _STARTING = re.compile(
 )
 _TORCHRUN = re.compile(r"\b(?:torchrun|torch\.distributed\.run)\b")
 _PYTHON = re.compile(r"(?:^|[\s/;&|])python[\d.]*\s+(?:-\S+\s+)*(?!-)\S+")
+#: a program that is written out in its command
+_INLINE = re.compile(r"\bpython[\d.]*\s+(?:-\S+\s+)*-c\s")
+_TORCH = re.compile(r"\btorch\b")
 #: what reads the variables by itself
 _READING = "PET_"
 #: one of the variables, as shells and as Kubernetes write it
@@ -88,6 +91,8 @@ class Pods:
     def is_alone(self) -> bool:
         """Whether Python runs a script by itself, which starts no processes that are seen."""
         line = self.line
+        if _INLINE.search(line) is not None and _TORCH.search(line) is None:
+            return False  # it trains nothing, or by what it imports
         return _STARTING.search(line) is None and _PYTHON.search(line) is not None and _READING not in line
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from parastrat.config_file import ConfigFormat
+from parastrat.config_file import FILLED_IN, ConfigFormat
 from parastrat.finding import Hit, Severity
 from parastrat.rules.pod_facts import entries
 from parastrat.rules.pytorchjob_facts import (
@@ -206,7 +206,7 @@ def processes_are_counted_by_a_number_or_a_word(file: ConfigFile) -> Iterator[Hi
     stops at anything else, in every pod.
     """
     stated = file.get(COUNT)
-    if isinstance(stated, str) and _COUNTS.fullmatch(stated) is None:
+    if isinstance(stated, str) and not FILLED_IN.search(stated) and _COUNTS.fullmatch(stated) is None:
         yield Hit(
             message=f'nprocPerNode is "{stated}", which is no number of processes',
             fix='write auto, or a number, such as "8"',

@@ -617,6 +617,7 @@ BAD = (
     _script(
         "misspelt variable of the command", "srun torchrun", "NCCL_IB_DISABEL=1 srun torchrun", "PS607"
     ),
+    _script("variable of the shell alone", "export OMP_NUM_THREADS", "OMP_NUM_THREADS", "PS571"),
     _script("loopback", "OMP_NUM_THREADS=8", "NCCL_SOCKET_IFNAME=lo", "PS514"),
     _script("debugging left on", "OMP_NUM_THREADS=8", "NCCL_SHM_DISABLE=1", "PS513"),
     _script("pattern for Gloo", "OMP_NUM_THREADS=8", "GLOO_SOCKET_IFNAME=^docker0", "PS515"),

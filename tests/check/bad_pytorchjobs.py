@@ -141,6 +141,8 @@ GOOD_PYTORCHJOBS: tuple[str, ...] = (
     _ALONE,
     _ALONE.replace("- torchrun", "- torchrun\n                - --standalone"),
     _small("", "command: [python, train.py]", ""),
+    # what somebody fills in
+    PYTORCHJOB.replace("replicas: 3", "replicas: $WORKERS").replace(_COUNT, "  nprocPerNode: ${COUNT}\n"),
     _small("", "command: [torchrun, --standalone, train.py]", ""),
     # told by its own words
     PYTORCHJOB.replace(_MASTER, "").replace(

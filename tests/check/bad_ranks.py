@@ -57,6 +57,8 @@ RANKS = (
     _bad("less than no rank", MPI, "-np 16", "-np -3", "PS570", ".sh"),
     _bad("no rank", MPI, "-np 16", "-np 0", "PS570", ".sh"),
     _bad("no number of ranks", MPI, "-np 16", "-np all", "PS570", ".sh"),
+    _bad("that meet nowhere", SLURM, "export MASTER_PORT", "MASTER_PORT", "PS571"),
+    _bad("kept settings", SLURM, "srun", "NCCL_DEBUG='WARN' # loud\nsrun", "PS571"),
     _bad("without settings", MPI, " -x NCCL_DEBUG", "", "PS567", ".sh"),
     _bad(
         "without settings of a file", MPI, f"--host {_HOSTS} -x MASTER_ADDR", "--hostfile h", "PS567", ".sh"
@@ -70,6 +72,15 @@ GOOD_RANKS = (
     SLURM.replace("--ntasks-per-node=4", "--ntasks=8"),
     SLURM.replace(_SIZE, "=8"),
     SLURM.replace(_SIZE, "=$((SLURM_NNODES * SLURM_NTASKS_PER_NODE))"),
+    # exported later, or in another way, or with all of its shell's
+    SLURM.replace("srun", "NCCL_DEBUG=WARN\nexport MASTER_PORT NCCL_DEBUG\nsrun"),
+    SLURM.replace("srun", "NCCL_DEBUG=WARN\ndeclare -x NCCL_DEBUG\nsrun"),
+    SLURM.replace("srun", "NCCL_DEBUG=WARN\nsrun --export=ALL,NCCL_DEBUG=$NCCL_DEBUG"),
+    SLURM.replace("export MASTER_ADDR", "set -a\nNCCL_DEBUG=WARN\nexport MASTER_ADDR"),
+    SLURM.replace("srun", "NCCL_DEBUG=WARN srun"),
+    # the script's own
+    SLURM.replace("srun", "NCCL_EXIT=0\nif [ $NCCL_EXIT = 0 ]; then echo; fi\nsrun"),
+    SLURM.replace("srun", "STEPS=3\nsrun"),
     # a program that starts the processes of its node itself
     SLURM.replace(_TASKS, "--ntasks-per-node=1").replace(_SIZE, "=$SLURM_NNODES"),
     # one node finds itself

@@ -79,6 +79,10 @@ GOOD_TRAINJOBS: tuple[str, ...] = (
     TRAINJOB.replace("command: [torchrun]", 'command: [bash, -c, "torchrun train.py"]'),
     TRAINJOB.replace("command: [torchrun]", "command: [python, -m, torch.distributed.run]"),
     TRAINJOB.replace("    command: [torchrun]\n", ""),
+    # it trains nothing
+    TRAINJOB.replace("command: [torchrun]", "command: [python3, -c, 'print(1)']"),
+    # what somebody fills in
+    TRAINJOB.replace("numNodes: 2", "numNodes: ${NODES}"),
     TRAINJOB.replace("name: torch-distributed", "name: deepspeed-distributed").replace(
         "command: [torchrun]", "command: [mpirun, python]"
     ),

@@ -91,3 +91,11 @@ def test_one_hyphen_and_powers_of_ten_get_what_is_to_be_written(tmp_path: Path) 
 )
 def test_options_of_slurm_get_what_was_meant(tmp_path: Path, old: str, new: str, fix: str) -> None:
     assert fix in [mend for _, _, mend in found_in(tmp_path, SCRIPT.replace(old, new))]
+
+
+@pytest.mark.parametrize("option", ["-u", "--unbuffered"])
+def test_an_unknown_option_in_front_of_a_script_is_one_finding(tmp_path: Path, option: str) -> None:
+    line = f"torchrun --nproc-per-node 8 {option} train.py --seed 1 --steps 8\n"
+    assert [(code, message) for code, message, _ in found_in(tmp_path, line)] == [
+        ("PS601", f"{option} is no option of torchrun")
+    ]
