@@ -107,11 +107,13 @@ def _one_threaded() -> type[Any]:
     gloo: Any = dist.ProcessGroupGloo
 
     class OneThreaded(gloo):  # type: ignore[misc]  # known at run time alone
-        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
+        def __init__(self, store: Any, rank: int, size: int, timeout: timedelta, **further: Any) -> None:
             options = gloo._Options()  # noqa: SLF001  (there is no public way to any of them)
             options._timeout = timeout  # noqa: SLF001
             options._threads = 1  # noqa: SLF001
             options._devices = _devices()  # noqa: SLF001
+            for name, value in further.items():  # from torch 2.14 on, enable_reconfigure
+                setattr(options, name, value)
             super().__init__(store, rank, size, options)
 
     return OneThreaded
