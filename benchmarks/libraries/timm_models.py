@@ -44,7 +44,11 @@ def members(name: str) -> list[Member]:
     known = _registry._module_to_models.get(name)  # noqa: SLF001
     model = min(known, key=_size) if known else name
     return [
-        Member(build=functools.partial(_built, model, side), inputs=functools.partial(_images, model, side))
+        Member(
+            build=functools.partial(_built, model, side, **depth),
+            inputs=functools.partial(_images, model, side),
+        )
+        for depth in _DEPTHS
         for side in _SIDES
     ]
 
