@@ -1,7 +1,7 @@
 """Models of public libraries, built small: a file a library, which is imported when it is asked for.
 
 None of them is a dependency: ``pip install timm torchvision diffusers segmentation_models_pytorch
-open_clip_torch monai vit_pytorch x_transformers litgpt torch_geometric torchtitan``, or those of interest.
+open_clip_torch monai vit_pytorch x_transformers litgpt``, or those of interest.
 Every file has ``names()`` and ``members(name)``; a name stands behind its library's: ``timm:vgg``.
 """
 
@@ -17,6 +17,12 @@ LIBRARIES = {
     "timm": "timm",
     "torchvision": "torchvision",
     "diffusers": "diffusers",
+    "segmentation_models_pytorch": "segmentation_models_pytorch",
+    "open_clip": "open_clip_torch",
+    "monai": "monai",
+    "vit_pytorch": "vit_pytorch",
+    "x_transformers": "x_transformers",
+    "litgpt": "litgpt",
 }
 
 

@@ -163,7 +163,9 @@ _MODELS: dict[str, tuple[dict[str, Any], Callable[[int], Any]]] = {
     ),
     "PixArtTransformer2DModel": (
         {**_HEADS, "cross_attention_dim": _WIDTH, "sample_size": 32, "caption_channels": 64},
-        _latents(4, 32, 32, text=64, added_cond_kwargs=lambda _: {"resolution": None}),
+        _latents(
+            4, 32, 32, text=64, added_cond_kwargs=lambda _: dict.fromkeys(("resolution", "aspect_ratio"))
+        ),
     ),
     "WanTransformer3DModel": (
         {**_HEADS, "text_dim": 64, "ffn_dim": 256},
