@@ -187,7 +187,7 @@ def real(subject: Subject, precision: Precision) -> tuple[int, int]:
     return second.most, sum(weight.nbytes for weight in missed)
 
 
-def outcome(name: str, catalogue: Catalogue, *, mixed: bool) -> Outcome:
+def outcome(name: str, catalogue: Catalogue, *, mixed: bool, divides: bool = True) -> Outcome:
     """Return what an estimate and a step of a model come to."""
     found = chosen(catalogue(name))
     if isinstance(found, str):
@@ -201,7 +201,7 @@ def outcome(name: str, catalogue: Catalogue, *, mixed: bool) -> Outcome:
         return told(untried=said(error))
     try:
         with patch.object(watched, "gpu_kernels", as_with_values):
-            return told(here=estimated(subject, precision), real=held, missed=missed)
+            return told(here=estimated(subject, precision, divides=divides), real=held, missed=missed)
     except ParastratError as error:
         return told(real=held, refused=str(error))
     except Exception:  # noqa: BLE001 - whatever it is, it is a finding
@@ -264,18 +264,19 @@ def _kept(module: nn.Module, call: Call) -> float:
     return 0.0 if slow else max(sum(held.values()) - own, 1) / 2
 
 
-def _serve(name: str, catalogue: Catalogue, answers: Any, *, mixed: bool) -> None:
+def _serve(name: str, catalogue: Catalogue, answers: Any, ways: dict[str, bool]) -> None:
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    answers.put(outcome(name, catalogue, mixed=mixed))
+    answers.put(outcome(name, catalogue, **ways))
 
 
-def asked(name: str, catalogue: Catalogue, *, mixed: bool) -> Outcome:
+def asked(name: str, catalogue: Catalogue, *, mixed: bool, divides: bool = True) -> Outcome:
     """Return the outcome from a process of its own: what a model leaves behind goes with it."""
     begun = time.monotonic()
     context = multiprocessing.get_context("fork")
     answers = context.SimpleQueue()
-    process = context.Process(target=_serve, args=(name, catalogue, answers), kwargs={"mixed": mixed})
+    ways = {"mixed": mixed, "divides": divides}
+    process = context.Process(target=_serve, args=(name, catalogue, answers, ways))
     process.start()
     process.join(_PATIENCE_S)
     process.kill()
@@ -313,6 +314,7 @@ def flags(description: str, state: str) -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--only", default="")
     parser.add_argument("--mixed", action="store_true")
+    parser.add_argument("--undivided", action="store_true", help="quicker: without what tp would divide")
     return parser
 
 
@@ -332,7 +334,9 @@ def run(names: Sequence[str], catalogue: Catalogue, given: argparse.Namespace) -
         if time.monotonic() > end:
             print("out of time; run again to go on")
             break
-        found = known[name, given.mixed] = asked(name, catalogue, mixed=given.mixed)
+        found = known[name, given.mixed] = asked(
+            name, catalogue, mixed=given.mixed, divides=not given.undivided
+        )
         with given.state.open("a", encoding="utf-8") as file:
             file.write(json.dumps(asdict(found)) + "\n")
         print(_line(found), flush=True)

@@ -323,6 +323,8 @@ _MODELS: dict[str, tuple[dict[str, Any], Callable[[int], Any]]] = {
 
 
 def names() -> list[str]:
+    for name in _MODELS:
+        getattr(diffusers, name)  # which imports its file: once, before processes of their own are forked
     return [*_MODELS, *(f"{name}, checkpointed" for name in _CHECKPOINTED)]
 
 

@@ -53,7 +53,7 @@ _OWN: dict[str, dict[str, Any]] = {
                     "global_window_size": (8, 4, 2, 1)},
     "regionvit": {"dim": (32, 64, 128, 128), "depth": (1, 1, 2, 1), "window_size": 2},
     "levit": {"image_size": 64, "dim": (64, 96, 128), "depth": 2, "heads": (2, 3, 4), "mlp_mult": 2},
-    "max_vit": {"dim": 32, "depth": (1, 1, 1, 1), "window_size": 2, "dropout": 0.0},
+    "max_vit": {"dim": 32, "depth": (1, 1, 1, 1), "window_size": 2},
     "max_vit_with_registers": {"dim": 32, "depth": (1, 1, 1, 1), "window_size": 2, "dropout": 0.0},
     "mobile_vit": {"image_size": (64, 64), "dims": (64, 80, 96),
                    "channels": (16, 32, 48, 48, 64, 64, 80, 80, 96, 96, 384)},
@@ -70,18 +70,15 @@ _OWN: dict[str, dict[str, Any]] = {
 #: which take other models, draw or mask at random, or act
 _LEFT = (
     "accept_video_wrapper dino distill efficient es_vit extractor learnable_memory_vit lejepa levjepa "
-    "levjepa_nd mae mp3 mpp recorder simmim vaat vat vat_siglip na_vit_nested_tensor na_vit_nested_tensor_3d"
-)  # fmt: skip
+    "levjepa_nd mae mp3 mpp recorder simmim vaat vat vat_siglip vit_nd_masking na_vit_nested_tensor "
+    "na_vit_nested_tensor_3d"
+)
 _SHAPES: tuple[tuple[int, ...], ...] = ((3, 64, 64), (3, 4, 64, 64), (3, 256))
 
 
 def names() -> list[str]:
     files = (each.name for each in pkgutil.iter_modules(vit_pytorch.__path__))
-    return [name for name in files if name not in _LEFT.split() and name not in _MASKED]
-
-
-#: a trainer that masks an encoder's patches at random
-_MASKED = ("vit_nd_masking",)
+    return [name for name in files if name not in _LEFT.split()]
 
 
 def members(name: str) -> list[Member]:
