@@ -159,7 +159,7 @@ def real(subject: Subject, precision: Precision) -> tuple[int, int]:
         output = called(module, inputs)
         read_by = read_by_loss(output)
         loss = loss_of(read_by, in_fp32=mixed)
-        is_own = loss is read_by
+        is_own = loss is read_by[0]
         del read_by
         loss.backward()
         return is_own

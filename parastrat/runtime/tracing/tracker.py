@@ -147,6 +147,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         """A repeated block begins; in backward, one that the module itself checkpoints, once more."""
         if self._backward:
             self.current = self._last[block]
+            self.behind.reached_segments.add(self.current)
             return
         segment = Segment(block=block)
         leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
@@ -171,6 +172,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     def wanted(self, packed: tuple[int, torch.Tensor]) -> torch.Tensor:
         """Backward reads a tensor that was kept: it has reached that segment."""
         self.current = packed[0]
+        if self._backward:
+            self.behind.reached_segments.add(self.current)
         return packed[1]
 
     def begin_backward(self, output: Any, *, own_loss: bool) -> None:
