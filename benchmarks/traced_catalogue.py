@@ -38,6 +38,7 @@ from traced import GOAL, estimated
 from traced_models import Subject
 
 from parastrat.errors import ParastratError
+from parastrat.runtime.building import Builder, build_module
 from parastrat.runtime.precision import autocast_forward
 from parastrat.runtime.tensors.leaves import tensors_in, tree_tensors
 from parastrat.runtime.tensors.storages import storage_of
@@ -213,8 +214,7 @@ def chosen(tries: Iterable[Try]) -> tuple[Subject, int] | str:
     reasons: list[str] = []
     for each in tries:
         try:
-            with torch.device("meta"):
-                size = sum(parameter.numel() for parameter in each.build().parameters())
+            size = _size(each.build)
             if size > _LARGEST:
                 reasons.append(f"has {size:,} parameters")
                 continue
@@ -235,6 +235,15 @@ def chosen(tries: Iterable[Try]) -> tuple[Subject, int] | str:
                 return subject, size
             reasons.append(f"two samples take longer than {_SLOWEST_S} s")
     return "; ".join(dict.fromkeys(reasons)) or "no inputs known for its forward"
+
+
+def _size(build: Callable[[], nn.Module]) -> int:
+    """Return the parameters of a model, without memory where parastrat can build it so."""
+    try:
+        module = build_module(Builder(ref="it", build=build))
+    except ParastratError:  # a finding, where the model runs
+        module = build()
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def called(module: nn.Module, inputs: Any) -> Any:

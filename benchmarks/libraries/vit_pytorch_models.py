@@ -83,7 +83,9 @@ def names() -> list[str]:
 
 def members(name: str) -> list[Member]:
     build = functools.partial(_built, name)
-    return [Member(build=build, inputs=functools.partial(_images, shape)) for shape in _SHAPES]
+    # a volume's convolution takes an image for a volume without a batch
+    shapes = _SHAPES[1:] if "3d" in name or "vivit" in name else _SHAPES
+    return [Member(build=build, inputs=functools.partial(_images, shape)) for shape in shapes]
 
 
 def _images(shape: tuple[int, ...], samples: int) -> torch.Tensor:
