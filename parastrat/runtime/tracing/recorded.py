@@ -81,7 +81,7 @@ class Behind:
     own_loss: bool = False
     #: names of the parameters with gradients
     reached: set[str] = field(default_factory=set)
-    #: segments of blocks that did not run to whose place a gradient came
+    #: segments whose backward runs; of blocks that did not run those to whose place a gradient came
     reached_segments: set[int] = field(default_factory=set)
     #: what the module itself holds, such as tables that it makes when it first runs
     left: list[Allocation] = field(default_factory=list)

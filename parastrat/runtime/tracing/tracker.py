@@ -73,8 +73,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         }
         self.behind = Behind()
         #: index of the segment that runs, or whose backward runs
-        self.current = 0
-        self._backward = False
+        self.current, self._backward = 0, False
         #: of each repeated block the segment of its last visit
         self._last: dict[str, int] = {}
         for name, parameter in parameters.items():
@@ -147,6 +146,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
         """A repeated block begins; in backward, one that the module itself checkpoints, once more."""
         if self._backward:
             self.current = self._last[block]
+            self.behind.reached_segments.add(self.current)
             return
         segment = Segment(block=block)
         leaves = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor)]
@@ -159,9 +159,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
 
     def leave(self) -> None:
         """A repeated block ends."""
-        if self._backward:
-            return
-        self._begin(Segment(block=""))
+        if not self._backward:
+            self._begin(Segment(block=""))
 
     def saved(self, tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
         """Autograd keeps a tensor for backward; return what ``wanted`` is given."""
@@ -171,6 +170,7 @@ class Tracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leav
     def wanted(self, packed: tuple[int, torch.Tensor]) -> torch.Tensor:
         """Backward reads a tensor that was kept: it has reached that segment."""
         self.current = packed[0]
+        self.behind.reached_segments.add(self.current)
         return packed[1]
 
     def begin_backward(self, output: Any, *, own_loss: bool) -> None:

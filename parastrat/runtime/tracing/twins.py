@@ -1,14 +1,16 @@
 """Repeated blocks that are equal need not all run: two of a kind tell what the others do.
 
 A block that is left out hands a copy of its input on; what it keeps and computes is its twin's. Equal are
-blocks of one class with the same parts, sizes and settings, called with inputs of the same shapes. From one
-and two layers, what a deep transformer keeps follows exactly.
+blocks of one class with the same parts, sizes and settings, called with inputs of the same shapes, to which
+gradients come, or to none of which one comes: what nothing leads back to goes before the forward is over.
+From one and two layers, what a deep transformer keeps follows exactly.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -46,14 +48,31 @@ class _Kind:
     output: Allocation | None = None
 
 
+def unequal(tracker: Tracker) -> bool:
+    """Return whether gradients come to a block and not to its twin, or to the twin alone."""
+    reached = tracker.behind.reached_segments
+    return any(
+        segment.twin is not None and (index in reached) != (segment.twin in reached)
+        for index, segment in enumerate(tracker.segments)
+    )
+
+
 @contextmanager
-def two_of_a_kind(blocks: Blocks, tracker: Tracker) -> Iterator[None]:
-    """Let every further block of a kind hand its input on."""
+def two_of_a_kind(
+    blocks: Blocks, tracker: Tracker, reached: AbstractSet[int] = frozenset()
+) -> Iterator[None]:
+    """Let every further block of a kind hand its input on.
+
+    Args:
+        blocks: the repeated ones.
+        tracker: which follows the step.
+        reached: segments to which gradients come, where a step before this one told that it makes kinds.
+    """
     kinds: dict[Hashable, _Kind] = {}
     with ExitStack() as stack:
         for name, block in zip(blocks.names, blocks.modules, strict=True):
             stack.callback(_restored(block))
-            vars(block)["forward"] = _sparing(name, block, kinds, tracker)
+            vars(block)["forward"] = _sparing(name, block, kinds, tracker, reached)
         yield
     _fill_in(tracker)
 
@@ -71,7 +90,7 @@ def _restored(block: nn.Module) -> Callable[[], None]:
 
 
 def _sparing(
-    name: str, block: nn.Module, kinds: dict[Hashable, _Kind], tracker: Tracker
+    name: str, block: nn.Module, kinds: dict[Hashable, _Kind], tracker: Tracker, reached: AbstractSet[int]
 ) -> Callable[..., Any]:
     forward, marks = block.forward, _marks(block)
     passed: list[bool] = []
@@ -81,7 +100,8 @@ def _sparing(
             # its forward was called without its hooks, which begin a segment of its own
             return forward(*args, **kwargs)
         leaves, _ = tree_flatten((args, kwargs))
-        kind = kinds.setdefault((marks, tuple(map(_mark, leaves))), _Kind())
+        key = (marks, tuple(map(_mark, leaves)), tracker.current in reached)
+        kind = kinds.setdefault(key, _Kind())
         first = next(iter(tree_tensors(leaves)), None)
         if tracker.in_backward:  # the module checkpoints it: once more as in the forward
             return _passed_on(kind, first, tracker) if passed and passed[-1] else forward(*args, **kwargs)

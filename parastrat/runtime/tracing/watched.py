@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +30,7 @@ from parastrat.runtime.tracing.fakes import constant_names, fake_input, fake_mod
 from parastrat.runtime.tracing.known import NEEDS_VALUES
 from parastrat.runtime.tracing.tables import settle_tables
 from parastrat.runtime.tracing.tracker import Tracker
-from parastrat.runtime.tracing.twins import two_of_a_kind
+from parastrat.runtime.tracing.twins import two_of_a_kind, unequal
 from parastrat.workload import Precision
 
 
@@ -104,6 +105,11 @@ def watched_steps(
         def watched(batch: Any, given: Any) -> Tracker:
             tracker = told(batch, given)
             _watch(module, batch, setting, tracker, mode)
+            if unequal(tracker):
+                tracker, reached = told(batch, given), tracker.behind.reached_segments
+                for parameter in parameters.values():
+                    parameter.grad = None
+                _watch(module, batch, setting, tracker, mode, reached)
             gradients = {
                 name: weight.grad for name, weight in parameters.items() if weight.grad is not None
             }
@@ -123,15 +129,22 @@ def watched_steps(
     return trackers
 
 
-def _watch(module: nn.Module, batch: Any, setting: Setting, tracker: Tracker, mode: FakeMode) -> None:
+def _watch(
+    module: nn.Module,
+    batch: Any,
+    setting: Setting,
+    tracker: Tracker,
+    mode: FakeMode,
+    reached: AbstractSet[int] = frozenset(),
+) -> None:
     hooks = torch.autograd.graph.saved_tensors_hooks(tracker.saved, tracker.wanted)
-    with _segments(module, tracker), mode, tracker, explained(module), hooks:
+    with _segments(module, tracker, reached), mode, tracker, explained(module), hooks:
         # a training loop's variable holds what the model returned while backward runs
         with setting.casting, Budget(type(module).__name__):
             output = _called(module, batch, setting)
         read = read_by_loss(output)
         loss = loss_of(read, in_fp32=setting.loss_in_fp32)
-        tracker.begin_backward(output, own_loss=loss is read)
+        tracker.begin_backward(output, own_loss=loss is read[0])
         del read
         torch.autograd.backward(loss)
         del output
@@ -146,7 +159,7 @@ def _called(module: nn.Module, given: Any, setting: Setting) -> Any:
 
 
 @contextmanager
-def _segments(module: nn.Module, tracker: Tracker) -> Iterator[None]:
+def _segments(module: nn.Module, tracker: Tracker, reached: AbstractSet[int]) -> Iterator[None]:
     """Tell the tracker when a repeated block begins and ends."""
     blocks = repeated_blocks(module)
 
@@ -161,7 +174,7 @@ def _segments(module: nn.Module, tracker: Tracker) -> Iterator[None]:
             before = block.register_forward_pre_hook(entering(name), with_kwargs=True)
             stack.callback(before.remove)
             stack.callback(block.register_forward_hook(leaving).remove)
-        stack.enter_context(two_of_a_kind(blocks, tracker))
+        stack.enter_context(two_of_a_kind(blocks, tracker, reached))
         yield
 
 
