@@ -66,15 +66,15 @@ def peaks_of(subject: Subject, precision: Precision = Precision.FP32) -> Peaks:
     return Peaks(estimated=estimated(subject, precision), here=here, real=real(subject, precision))
 
 
-def traced(subject: Subject, module: nn.Module) -> TracedSource:
+def traced(subject: Subject, module: nn.Module, *, divides: bool = True) -> TracedSource:
     """Return a model as a source."""
-    return traced_module(module, ref="it", sample_inputs=subject.inputs)
+    return traced_module(module, ref="it", sample_inputs=subject.inputs, divides=divides)
 
 
-def estimated(subject: Subject, precision: Precision = Precision.FP32) -> int:
-    """Return the estimate, from a trace of the model."""
+def estimated(subject: Subject, precision: Precision = Precision.FP32, *, divides: bool = True) -> int:
+    """Return the estimate, from a trace of the model; what tp would divide is looked for, or is not."""
     module = build_module(Builder(ref="it", build=subject.build))
-    source, length = traced(subject, module), subject.length
+    source, length = traced(subject, module, divides=divides), subject.length
     stack = load_stack("torch")
     facts = Facts(
         model=source.at(length, precision, stack.kernels),
