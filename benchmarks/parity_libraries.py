@@ -75,9 +75,12 @@ def _batch(member: Member, step: int, samples: int) -> Batch:
     """Return what a step takes: the rows behind those of the steps before."""
     draw = torch.Generator().manual_seed(step)
     behind = step * samples
+    through = behind + samples
 
     def rows(leaf: Any) -> Any:
-        return leaf[behind:] if isinstance(leaf, torch.Tensor) else leaf
+        # others, such as places of patches, are for all samples
+        of_samples = isinstance(leaf, torch.Tensor) and leaf.shape[:1] == (through,)
+        return leaf[behind:] if of_samples else leaf
 
-    inputs = tree_map(rows, member.inputs(behind + samples))
+    inputs = tree_map(rows, member.inputs(through))
     return inputs, torch.rand(samples, generator=draw) + 0.5

@@ -114,7 +114,8 @@ class Job:
     @property
     def known(self) -> str:
         """Name of the file that holds the run on one device."""
-        return f"{self.model}{'-double' if self.double else ''}.pt"
+        plain = self.model.replace("/", " ")
+        return f"{plain}{'-double' if self.double else ''}.pt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,4 +314,10 @@ def _count(targets: torch.Tensor) -> int:
 
 
 def _rows(side: Any, start: int, end: int) -> Any:
-    return tree_map(lambda leaf: leaf[start:end] if isinstance(leaf, torch.Tensor) else leaf, side)
+    """Return samples of a batch; what is for all of them, such as places of patches, is whole."""
+
+    def rows(leaf: Any) -> Any:
+        of_samples = isinstance(leaf, torch.Tensor) and leaf.shape[:1] == (MICRO_BATCH * MICRO_BATCHES,)
+        return leaf[start:end] if of_samples else leaf
+
+    return tree_map(rows, side)
