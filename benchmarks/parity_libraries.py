@@ -77,10 +77,10 @@ def _batch(member: Member, step: int, samples: int) -> Batch:
     behind = step * samples
     through = behind + samples
 
-    def rows(leaf: Any) -> Any:
+    def rows(leaf: Any, longer: Any) -> Any:
         # others, such as places of patches, are for all samples
-        of_samples = isinstance(leaf, torch.Tensor) and leaf.shape[:1] == (through,)
+        of_samples = isinstance(leaf, torch.Tensor) and leaf.shape != longer.shape
         return leaf[behind:] if of_samples else leaf
 
-    inputs = tree_map(rows, member.inputs(through))
+    inputs = tree_map(rows, member.inputs(through), member.inputs(through + 1))
     return inputs, torch.rand(samples, generator=draw) + 0.5
