@@ -1,7 +1,8 @@
 """Small models under every strategy against one device: losses of 20 steps, gradients of the first.
 
 Usage: python benchmarks/parity.py [--state FILE] [--minutes N] [--only TEXT] [--broken] [--write]
-                                  [--transformers [--own | --experts]] [--draw N [--seed TEXT]]
+                                  [--transformers [--own | --experts] | --libraries [NAME ...]]
+                                  [--draw N [--seed TEXT]]
 
 Results are kept in FILE (parity.jsonl), and cells in it are not run again. ``--only`` takes cells whose
 name ("llama, pp 1f1b") has the text. ``--broken`` gives the last rank wrong weights: every cell that is
@@ -10,8 +11,9 @@ takes model classes of the installed transformers instead, one of each family an
 from shrunk configs, under FSDP2, TP and 1F1B; what no recipe that is tried builds so small, or calls, is
 counted as untried. ``--own`` gives them the vocabularies of their own and up to 120 million parameters,
 under TP and 1F1B: what is proven on a smaller copy. ``--experts`` takes those whose modules have experts,
-under EP. ``--draw`` takes N cells, or classes, that TEXT (a
-commit's hash) draws.
+under EP. ``--libraries`` takes models of public libraries, of those named (``timm``)
+or of all that are installed (``benchmarks/libraries`` builds them), under FSDP2, TP and 1F1B.
+``--draw`` takes N cells, classes or models that TEXT (a commit's hash) draws.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from parity_cells import VERDICTS, Cell, outcomes
+from parity_libraries import names as names_in
 from parity_models import SUBJECTS
 from parity_page import page
 from parity_ranks import OFTEN_OF_EXPERTS, STRATEGIES, Job
@@ -34,7 +37,7 @@ from parity_transformers import OWN, names_with_experts
 from parity_transformers import names as names_in_transformers
 
 PAGE = Path(__file__).parents[1] / "docs" / "parity.md"
-#: strategies of classes of transformers
+#: strategies of classes of transformers, and of models of libraries
 OFTEN = ("fsdp2", "tp", "pp 1f1b")
 #: and of those in sizes of their own
 OFTEN_OF_OWN = ("tp", "pp 1f1b")
@@ -51,6 +54,7 @@ def main() -> None:
     parser.add_argument("--transformers", action="store_true")
     parser.add_argument("--own", action="store_true")
     parser.add_argument("--experts", action="store_true")
+    parser.add_argument("--libraries", nargs="*", metavar="NAME")
     parser.add_argument("--draw", type=int)
     parser.add_argument("--seed", default="0")
     given = parser.parse_args()
@@ -70,6 +74,8 @@ def _named(given: Any) -> list[tuple[str, str]]:
     def drawn(of: list[Any]) -> list[Any]:
         return of if given.draw is None else random.Random(given.seed).sample(of, given.draw)  # noqa: S311
 
+    if given.libraries is not None:
+        return [(model, strategy) for model in drawn(names_in(given.libraries)) for strategy in OFTEN]
     if not given.transformers:
         return drawn([(model, strategy) for strategy in STRATEGIES for model in SUBJECTS])
     if given.experts:

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 import torch.multiprocessing
+from parity_libraries import is_of_library
+from parity_libraries import recipe_of as recipe_in_library
 from parity_models import GRADIENT_TOLERANCE, LOSS_TOLERANCE, SUBJECTS
 from parity_ranks import (
     STRATEGIES,
@@ -28,6 +30,7 @@ from parity_ranks import (
     serve,
     subject_of,
 )
+from parity_recipes import Recipe
 from parity_transformers import OWN, recipe_of, said
 
 #: a rank that takes so much processor time, and so many times the run on one device, hangs
@@ -203,8 +206,15 @@ def _judged_again(job: Job, single: Cell, double: Cell) -> Cell:
     return single
 
 
+def _recipe(model: str) -> Recipe | str | None:
+    """Return how a model that nobody chose is built, or why it is not."""
+    if model in SUBJECTS:
+        return None
+    return recipe_in_library(model) if is_of_library(model) else recipe_of(model)
+
+
 def _is_moved_by(job: Job, noise: float) -> bool:
-    recipe = None if job.model in SUBJECTS else recipe_of(job.model)
+    recipe = _recipe(job.model)
     if isinstance(recipe, str):
         return False
     subject = subject_of(job.model, recipe)
@@ -254,7 +264,7 @@ def _moved(run: Reference, beside: Reference) -> bool:
 @functools.lru_cache(maxsize=64)
 def _alone(job: Job, folder: Path) -> Reference | str:
     """Return the model's run on one device, kept for the ranks; or why there is none."""
-    recipe = None if job.model in SUBJECTS else recipe_of(job.model)
+    recipe = _recipe(job.model)
     if isinstance(recipe, str):
         return recipe
     subject = subject_of(job.model, recipe)

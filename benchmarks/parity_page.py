@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 from parity_cells import GRADIENT_TOLERANCE, LOSS_TOLERANCE, VERDICTS, Cell
+from parity_libraries import is_of_library
 from parity_models import SUBJECTS
 from parity_ranks import OFTEN_OF_EXPERTS, STRATEGIES
 from parity_transformers import OWN
@@ -39,6 +40,12 @@ _OF_EXPERTS = """\
 
 Those in whose modules there are experts, under EP on two ranks, and under EP beside TP, with the sequence
 divided too, and beside stages, on four; built, trained and compared as above.
+"""
+_OF_LIBRARIES = """\
+## Models of public libraries
+
+Small models of timm, torchvision, diffusers and others, as `benchmarks/libraries` builds them, for 3 steps
+under FSDP2, under TP and in a 1F1B pipeline on two ranks, compared as above.
 """
 _OF_OWN = """\
 ## Classes of transformers in sizes of their own
@@ -73,7 +80,9 @@ def page(cells: list[Cell], classes: int) -> str:
     chosen = [cell for cell in cells if cell.model in SUBJECTS]
     own = [cell for cell in cells if cell.model.endswith(OWN)]
     experts = [cell for cell in cells if cell.model not in SUBJECTS and cell.strategy in OFTEN_OF_EXPERTS]
-    found = [cell for cell in cells if cell.model not in SUBJECTS and cell not in (*own, *experts)]
+    of_libraries = [cell for cell in cells if is_of_library(cell.model)]
+    told = (*own, *experts, *of_libraries)
+    found = [cell for cell in cells if cell.model not in SUBJECTS and cell not in told]
     lines = [_HEAD, *_table(chosen), *_reasons(chosen, "Refused or crashed, and why")]
     lines += _furthest(chosen)
     if found:
@@ -94,6 +103,10 @@ def page(cells: list[Cell], classes: int) -> str:
         lines += _furthest(own)
     if experts:
         lines += ["", *of_experts(experts)]
+    if of_libraries:
+        lines += ["", _OF_LIBRARIES, *_breadth(of_libraries, len({cell.model for cell in of_libraries}))]
+        lines += [*_reasons(of_libraries, "Refused or crashed in libraries, and why")]
+        lines += [*_furthest(of_libraries), "", *_untried(of_libraries)]
     return "\n".join(lines) + "\n"
 
 

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from parity_libraries import is_of_library
+from parity_libraries import subject as subject_of_library
 from parity_models import SUBJECTS, Subject, difference
-from parity_recipes import Recipe
+from parity_recipes import Recipe, called
 from parity_transformers import subject as subject_of_transformers
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -112,7 +114,8 @@ class Job:
     @property
     def known(self) -> str:
         """Name of the file that holds the run on one device."""
-        return f"{self.model}{'-double' if self.double else ''}.pt"
+        plain = self.model.replace("/", " ")
+        return f"{plain}{'-double' if self.double else ''}.pt"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +141,7 @@ class Reference:
     gradients: dict[str, torch.Tensor]
     #: wall time, without building the model
     seconds: float
-    #: how a class of transformers is built and called
+    #: how a class of transformers, or a library's model, is built and called
     recipe: Recipe | None = None
 
     def save(self, path: Path) -> None:
@@ -152,8 +155,10 @@ class Reference:
 
 
 def subject_of(name: str, recipe: Recipe | None) -> Subject:
-    """Return a model by its name: one of the table's, or a class of transformers with its recipe."""
-    return SUBJECTS[name] if recipe is None else subject_of_transformers(name, recipe)
+    """Return a model by its name: one of the table's, or a class or a library's model with its recipe."""
+    if recipe is None:
+        return SUBJECTS[name]
+    return (subject_of_library if is_of_library(name) else subject_of_transformers)(name, recipe)
 
 
 def in_double(subject: Subject) -> Subject:
@@ -191,8 +196,7 @@ def reference(subject: Subject, steps: int, *, beside: bool = False, noise: floa
         loss = 0.0
         for start in range(0, MICRO_BATCH * MICRO_BATCHES, MICRO_BATCH):
             x, y = (_rows(side, start, start + MICRO_BATCH) for side in (inputs, targets))
-            output = model(**x) if isinstance(x, dict) else model(x)
-            part = subject.loss_fn(output, y) * (_count(y) / total)
+            part = subject.loss_fn(called(model, x), y) * (_count(y) / total)
             part.backward()
             loss += part.item()
         losses.append(loss)
@@ -310,6 +314,10 @@ def _count(targets: torch.Tensor) -> int:
 
 
 def _rows(side: Any, start: int, end: int) -> Any:
-    if isinstance(side, dict):
-        return {name: value[start:end] for name, value in side.items()}
-    return side[start:end]
+    """Return samples of a batch; what is for all of them, such as places of patches, is whole."""
+
+    def rows(leaf: Any) -> Any:
+        of_samples = isinstance(leaf, torch.Tensor) and leaf.shape[:1] == (MICRO_BATCH * MICRO_BATCHES,)
+        return leaf[start:end] if of_samples else leaf
+
+    return tree_map(rows, side)

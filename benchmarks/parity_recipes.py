@@ -231,7 +231,14 @@ def loss(output: Any, targets: torch.Tensor) -> torch.Tensor:
     return ((values * waves).mean(1) * targets).mean()
 
 
-def trial(module: nn.Module, inputs: dict[str, Any], targets: torch.Tensor) -> str:
+def called(module: nn.Module, inputs: Any) -> Any:
+    """Return what a module gives for a dict of keywords, a tuple of arguments, or its one argument."""
+    if isinstance(inputs, dict):
+        return module(**inputs)
+    return module(*inputs) if isinstance(inputs, tuple) else module(inputs)
+
+
+def trial(module: nn.Module, inputs: Any, targets: torch.Tensor) -> str:
     """Return why a module cannot be compared with itself elsewhere, or an empty text."""
     begun = time.process_time()
     first, gradients = _step(module, inputs, targets)
@@ -258,6 +265,6 @@ def _step(
     module: nn.Module, inputs: dict[str, Any], targets: torch.Tensor
 ) -> tuple[float, dict[str, torch.Tensor]]:
     module.zero_grad()
-    found = loss(module(**inputs), targets)
+    found = loss(called(module, inputs), targets)
     found.backward()
     return found.item(), {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}

@@ -6,7 +6,7 @@ import functools
 import inspect
 import random
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -101,20 +101,26 @@ def recipe_of(name: str, shrinks: Iterable[str] = ()) -> Recipe | str:
             continue
         for inputs in calls(type(module)):
             recipe = Recipe(shrink=shrink, inputs=inputs)
-            reason = _tried(module, name, recipe)
-            if _TRAINING.search(reason):
-                recipe = replace(recipe, evaluated=True)
-                reason = _tried(module, name, recipe) and reason
-            if not reason:
-                return recipe
-            reasons.append(reason)
+            found = tried(module, recipe, functools.partial(_batch, name, recipe))
+            if isinstance(found, Recipe):
+                return found
+            reasons.append(found)
     return "; ".join(dict.fromkeys(reasons)) or "no inputs known for its forward"
 
 
-def _tried(module: nn.Module, name: str, recipe: Recipe) -> str:
+def tried(module: nn.Module, recipe: Recipe, batch: Callable[[int, int], Batch]) -> Recipe | str:
+    """Return the recipe, in evaluation mode where it must be, or why it cannot be compared elsewhere."""
+    reason = _reason(module.train(), batch)
+    if _TRAINING.search(reason):
+        recipe = replace(recipe, evaluated=True)
+        reason = _reason(module.eval(), batch) and reason
+    return reason or recipe
+
+
+def _reason(module: nn.Module, batch: Callable[[int, int], Batch]) -> str:
     """Return why a call cannot be compared with itself elsewhere, or an empty text."""
     try:
-        return trial(module.train(not recipe.evaluated), *_batch(name, recipe, 0, 2))
+        return trial(module, *batch(0, 2))
     except Exception as error:  # noqa: BLE001 - models that nobody chose may raise anything
         return said(error)
 

@@ -115,6 +115,7 @@ def _wrapping_like(wrapping: Wrapping, module: nn.Module) -> Wrapping:
         cast=wrapping.cast,
         tried=set(wrapping.tried),
         origin=Origin(module),
+        copied=True,
     )
 
 

@@ -56,6 +56,8 @@ class Wrapped:
     cast: tuple[str, ...] = ()
     #: what its parts were before, of which copies are made
     origin: Origin | None = None
+    #: by ``copy.deepcopy``: a script may write its buffers, as those of an average of weights
+    copied: bool = False
     #: lines of plain torch, in the order in which they ran
     calls: list[str] = field(default_factory=list)
     #: code of loss functions that were tried for sums

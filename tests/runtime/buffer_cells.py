@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 import parastrat
+from parastrat.runtime.wrapped import inner
 from parastrat.workload import Precision
 
 Cell = dict[str, Any]
@@ -112,6 +114,24 @@ def short_format(fields: dict[str, Any]) -> Cell:
     return found
 
 
+def averaged(fields: dict[str, Any]) -> list[torch.Tensor]:
+    """What copies answer: one made behind steps, and after its buffers were averaged with the model's."""
+    torch.manual_seed(0)
+    model = parastrat.auto_parallelize(Normed, plan=plan(**fields))
+    trained(model)
+    other = copy.deepcopy(model)
+    answers = [evaluated_by_hand(other)]
+    other.eval()
+    with torch.no_grad():
+        answers.append(other(labelled().tensors[0]).clone())
+        trained_on = dict(inner(model).named_buffers())
+        for name, buffer in inner(other).named_buffers():
+            if buffer.is_floating_point():
+                buffer.lerp_(trained_on[name] + dist.get_rank() + 1, 0.5)
+        answers.append(other(labelled().tensors[0]).clone())
+    return answers
+
+
 def gradients(fields: dict[str, Any], *, pending: bool) -> list[torch.Tensor]:
     """Gradients of two batches; pending: both go forward before one goes back, as in a pipeline."""
     torch.manual_seed(0)
@@ -134,5 +154,6 @@ def every_cell(folder: Path, strategies: dict[str, dict[str, Any]]) -> Cell:
         found[name] = strategy(fields, folder / name)
         found[f"{name}-short"] = short_format(fields)
         if name != "ddp":  # which sends its buffers in sight of autograd, and refuses
+            found[f"{name}-averaged"] = averaged(fields)
             found[f"{name}-pending"] = [gradients(fields, pending=pending) for pending in (True, False)]
     return found

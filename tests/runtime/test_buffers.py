@@ -59,6 +59,17 @@ def test_a_loop_of_ones_own_evaluates_alike_on_all_ranks(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("world", "strategy"), EVERY[1:])  # copies of DDP are torch's own
+def test_averages_of_weights_answer_alike_on_all_ranks(
+    world: int, strategy: str, ranks: dict[int, list[Cell]]
+) -> None:
+    first, *others = (found[f"{strategy}-averaged"] for found in ranks[world])
+    assert not torch.equal(first[0], first[-1])
+    for other in others:
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(first, other, strict=True))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("world", "strategy"), EVERY[1:])
 def test_statistics_are_sent_while_a_backward_is_pending(
     world: int, strategy: str, ranks: dict[int, list[Cell]]

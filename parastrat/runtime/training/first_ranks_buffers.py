@@ -26,26 +26,35 @@ if TYPE_CHECKING:
 def follow_first_rank(model: nn.Module, wrapping: Wrapped) -> None:
     """Send rank 0's buffers to all ranks before each forward that follows one in training.
 
-    That is what DDP does by itself, and what a sharded model needs as much.
+    That is what DDP does by itself, and what a sharded model needs as much. Those of a copy are sent before
+    its first forward too, and where a script wrote to them: averages of weights average each rank's.
     """
     if not has_changing_buffers(model):
         return
-    drifted = False
+    drifted = wrapping.copied
+    seen = list[tuple[int, int]]()
 
     def before(_module: nn.Module, _args: tuple[Any, ...]) -> None:
         nonlocal drifted
-        if drifted:
+        if drifted or (wrapping.copied and seen != _versions(model)):
             _send(model, wrapping.mesh)
             drifted = False
 
     def after(module: nn.Module, _args: tuple[Any, ...], _output: Any) -> None:
         nonlocal drifted
+        if wrapping.copied:
+            seen[:] = _versions(model)
         # with gradients on, a part may train while the whole is said to be in eval mode
         drifted = drifted or module.training or torch.is_grad_enabled()
 
     model.register_forward_pre_hook(before)
     model.register_forward_hook(after)
     wrapping.calls.append("# rank 0's buffers are sent before a forward that follows training, as by DDP")
+
+
+def _versions(model: nn.Module) -> list[tuple[int, int]]:
+    """Return which buffers a model has, and how often each was written to."""
+    return [(id(buffer), buffer._version) for buffer in model.buffers()]  # noqa: SLF001  (no public accessor)
 
 
 class OwnBuffers:
