@@ -98,6 +98,7 @@ class Autocast:
     beside_added: Saved = NOTHING
     busy: tuple[Busy, ...] = ()
     masks: Saved = NOTHING
+    copies_input: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +146,8 @@ class Block:
     between: Saved = NOTHING
     #: attention masks made behind it, which checkpoints keep; stages without it make them as well
     masks: Saved = NOTHING
-    #: of what runs again with it, what it may have more than its kind has in the mean
-    uneven: Saved = NOTHING
+    #: keeps a copy of what it was given, in another format, and not that itself; None: unknown
+    copies_input: bool | None = None
     #: one more tensor of a loss that is made while backward runs, of all tp ranks that compute it together
     loss_parallel_bytes: float = 0
     #: collectives over tp in one forward (backward has as many), each of ``tensor_parallel_bytes``

@@ -116,8 +116,7 @@ class Kind:
     between: Shared | None
     #: of the model's output what a training script holds
     output: Shared | None
-    #: what one repeat may have more than the mean, made again with it; and masks behind the first block
-    uneven: Shared | None
+    #: masks behind the first block
     masks: Shared | None
     #: one more tensor of a parallel loss, by what tp divides, and whether the block is a closed form's head
     of_loss: Any
@@ -184,7 +183,6 @@ def held_anyway(block: Block, model: ModelSpec, *, whole: bool) -> dict[str, Any
         "attending": _attending(block, shared),
         "between": shared(block.between),
         "output": shared_of(block.output),
-        "uneven": shared(block.uneven),
         "of_loss": block.loss_parallel_bytes or None,
         "head": block.loss_parallel_bytes > 0 and not model.dispatched,
         "regathered": block.regathered if regathers else None,

@@ -24,6 +24,11 @@ class Norm(StrEnum):
         """Parameters for each element of its width."""
         return {Norm.LAYER: 2, Norm.BARE: 0}.get(self, 1)
 
+    @property
+    def multiplies_in_fp32(self) -> bool:
+        """Return whether its weight does, kernel by kernel."""
+        return self in (Norm.RMS_FP32, Norm.COMPOSITE)
+
 
 class QkNorm(StrEnum):
     """Norms on queries and keys."""
@@ -126,6 +131,15 @@ class Window:
     layers: int
     #: a query sees the keys of its own stretch of ``size`` tokens (Llama 4)
     chunked: bool = False
+    #: places of the layers in which it sees all; empty: the last of every so many
+    whole: tuple[int, ...] = ()
+
+    def near(self, layers: int) -> list[bool]:
+        """Return which of so many layers these are, in order."""
+        every = layers // max(layers - self.layers, 1)
+        if self.whole or self.layers == layers:
+            return [index not in self.whole for index in range(layers)]
+        return [(index + 1) % every != 0 for index in range(layers)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

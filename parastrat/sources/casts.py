@@ -50,4 +50,5 @@ def _cast(block: Block) -> Autocast:
         beside_added=block.beside_added,
         busy=block.busy,
         masks=block.masks,
+        copies_input=block.copies_input,
     )

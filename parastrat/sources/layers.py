@@ -210,6 +210,19 @@ def is_composite(setting: Setting) -> bool:
     return setting.kernels.eager and setting.architecture.norm in (*_RMS, Norm.COMPOSITE)
 
 
+def copies_input(setting: Setting) -> bool:
+    """Return whether a norm keeps an fp32 copy of what it reads, or what it made of that, and not itself.
+
+    T5's multiplies its input. Where norms stand behind attention instead (OLMo 2), products keep that.
+    """
+    a = setting.architecture
+    if not setting.kernels.eager:
+        return False
+    if a.norm in (*_RMS, Norm.BARE):
+        return setting.stream < FP32_BYTES and not a.relative_buckets
+    return a.norm is Norm.COMPOSITE
+
+
 def dropout_masks(setting: Setting, *, branches: int = 2) -> Part:
     """Return the byte masks of dropout on the output of each branch, as attention and the feed-forward."""
     if not setting.architecture.dropout:
@@ -284,7 +297,7 @@ def awaited(setting: Setting, part: Part, norms: int) -> Saved:
             sizes[divided] += setting.element * each.m * each.n * each.count
     a = setting.architecture
     if a.qk_norm is not None and a.norm.weights:
-        sizes[Split.TENSOR] += setting.stream * setting.tokens * (a.heads + a.kv_heads) * a.head_dim
+        sizes[Split.TENSOR] += awaited_norm(setting) * setting.tokens * (a.heads + a.kv_heads) * a.head_dim
     if a.sinks and not setting.kernels.fused:
         # each head's sink stands beside its scores
         of_scores = FP32_BYTES if setting.autocast else setting.element
@@ -293,6 +306,16 @@ def awaited(setting: Setting, part: Part, norms: int) -> Saved:
         tensor=sizes[Split.TENSOR],
         replicated=sizes[Split.REPLICATED],
         expert=sizes[Split.EXPERT],
-        # norms without weights leave nothing to wait for
-        sequence=min(a.norm.weights, 1) * norms * setting.stream * setting.tokens * a.hidden,
+        sequence=norms * awaited_norm(setting) * setting.tokens * a.hidden,
     )
+
+
+def awaited_norm(setting: Setting) -> int:
+    """Return what the gradient that a norm's weight waits for takes of each element, bytes.
+
+    It has the format in which the weight multiplies.
+    """
+    norm = setting.architecture.norm
+    if not norm.weights:
+        return 0
+    return FP32_BYTES if setting.kernels.eager and norm.multiplies_in_fp32 else setting.stream
