@@ -9,11 +9,11 @@ from parastrat.model import Block, Family, Operator, OperatorKind, Parameters, S
 from parastrat.remembered import remembered
 from parastrat.saved import Activations, Saved
 from parastrat.sources.attending import attention_masks
+from parastrat.sources.awaited import awaited_norm
 from parastrat.sources.biases import is_biased, made_once
 from parastrat.sources.layers import (
     Part,
     Setting,
-    awaited_norm,
     convolution,
     elementwise,
     joined,

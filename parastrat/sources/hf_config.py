@@ -11,10 +11,11 @@ from typing import Any
 from parastrat.errors import ModelError
 from parastrat.model import Family, ModelSource
 from parastrat.profiles import profiles_root
-from parastrat.sources.architecture import Architecture, Experts, LatentAttention, Norm, Window
+from parastrat.sources.architecture import Architecture, Experts, LatentAttention, Norm
 from parastrat.sources.hf_families import FORMS, Form
 from parastrat.sources.hf_fields import Config, UnknownFormError, resolved
 from parastrat.sources.presets import TransformerSource
+from parastrat.sources.windows import Window
 
 #: kinds of attention that differ in the keys that a query sees, and in nothing else
 _ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}

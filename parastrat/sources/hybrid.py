@@ -13,13 +13,13 @@ from parastrat.saved import Activations, Saved
 from parastrat.scans import Scans
 from parastrat.sources.architecture import LayerKind
 from parastrat.sources.attending import attention
+from parastrat.sources.awaited import awaited
 from parastrat.sources.ends import head
 from parastrat.sources.feed_forward import computed_experts, feed_forward, mixture
 from parastrat.sources.layers import (
     Part,
     Setting,
     activations,
-    awaited,
     copies_input,
     gradients,
     joined,

@@ -286,36 +286,3 @@ def gradients(setting: Setting, inner: int, width: int, *, mixed: bool) -> Saved
     stream = Saved(sequence=2 * width - whole, replicated=whole)
     of_inner = 2 * setting.element * inner
     return stream + (Saved(expert=of_inner) if mixed else Saved(tensor=of_inner))
-
-
-def awaited(setting: Setting, part: Part, norms: int) -> Saved:
-    """Return the gradients of what products and norms give, which the gradients of weights are made of."""
-    sizes = {Split.TENSOR: 0.0, Split.REPLICATED: 0.0, Split.EXPERT: 0.0}
-    for each in part.operators:
-        if each.n and each.weighted:
-            divided = each.split if each.split_side == "n" else Split.REPLICATED
-            sizes[divided] += setting.element * each.m * each.n * each.count
-    a = setting.architecture
-    if a.qk_norm is not None and a.norm.weights:
-        sizes[Split.TENSOR] += awaited_norm(setting) * setting.tokens * (a.heads + a.kv_heads) * a.head_dim
-    if a.sinks and not setting.kernels.fused:
-        # each head's sink stands beside its scores
-        of_scores = FP32_BYTES if setting.autocast else setting.element
-        sizes[Split.TENSOR] += of_scores * a.heads * setting.tokens**2
-    return Saved(
-        tensor=sizes[Split.TENSOR],
-        replicated=sizes[Split.REPLICATED],
-        expert=sizes[Split.EXPERT],
-        sequence=norms * awaited_norm(setting) * setting.tokens * a.hidden,
-    )
-
-
-def awaited_norm(setting: Setting) -> int:
-    """Return what the gradient that a norm's weight waits for takes of each element, bytes.
-
-    It has the format in which the weight multiplies.
-    """
-    norm = setting.architecture.norm
-    if not norm.weights:
-        return 0
-    return FP32_BYTES if setting.kernels.eager and norm.multiplies_in_fp32 else setting.stream

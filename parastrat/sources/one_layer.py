@@ -9,13 +9,13 @@ from parastrat.model import Block
 from parastrat.saved import Saved
 from parastrat.sources.attending import attention, hidden_flops
 from parastrat.sources.attends import attends
+from parastrat.sources.awaited import awaited
 from parastrat.sources.biases import at_biases, is_biased, kept_biases, passed_on
 from parastrat.sources.feed_forward import feed_forward, largest_weight, mixture
 from parastrat.sources.layers import (
     Part,
     Setting,
     activations,
-    awaited,
     copies_input,
     dropout_masks,
     gradients,

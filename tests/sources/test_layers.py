@@ -14,7 +14,7 @@ from small import SMALL
 
 from parastrat.model import Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Saved
-from parastrat.sources.architecture import LatentAttention, Norm, QkNorm, Scores, Window
+from parastrat.sources.architecture import LatentAttention, Norm, QkNorm, Scores
 from parastrat.sources.attending import attention, attention_masks, by_masks, hidden_flops
 from parastrat.sources.layers import (
     Part,
@@ -28,6 +28,7 @@ from parastrat.sources.layers import (
     norm,
 )
 from parastrat.sources.presets import load_preset
+from parastrat.sources.windows import Window
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
 

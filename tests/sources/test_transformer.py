@@ -11,9 +11,10 @@ from small import SMALL
 from parastrat.errors import ModelError
 from parastrat.model import Block, Family, ModelSpec
 from parastrat.saved import Saved
-from parastrat.sources.architecture import Experts, Image, Scores, Window
+from parastrat.sources.architecture import Experts, Image, Scores
 from parastrat.sources.layers import Setting, norm
 from parastrat.sources.transformer import transformer
+from parastrat.sources.windows import Window
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
 
