@@ -50,14 +50,19 @@ def measured(tracker: Tracker, without: Collection[Split] = ()) -> list[Measured
     def size(made: Allocation) -> int:
         return 0 if made.way in without else made.bytes
 
+    def lasting(made: Allocation) -> int:
+        """Return it with further copies, which there are where ranks have shares of positions alone."""
+        again = max(len(made.regions) - 1, 0) * made.bytes
+        return size(made) + (again if Split.SEQUENCE in without else 0)
+
     homes = {made: _home(made, segments) for made in tracker.kept}
     kept, core = [0] * len(segments), [0] * len(segments)
     for made, home in homes.items():
-        kept[home] += size(made)
+        kept[home] += lasting(made)
         if made.attention and made.savers.total() == 1:
             core[home] += size(made)
     inputs, shared = _block_inputs(segments, homes, size)
-    moments = _moments(tracker, list(accumulate(kept)), size)
+    moments = _moments(tracker, list(accumulate(kept)), lasting)
     trainable = [sum(tracker.trainable.get(name, 0) for name in own.parameters) for own in segments]
     working = [max((0, *(live for live, _ in own))) for own in moments]
     meanwhile = [_meanwhile(*of_segment) for of_segment in zip(moments, trainable, strict=True)]
