@@ -95,6 +95,7 @@ class Autocast:
     boundary_bytes: float
     boundary_fixed: float = 0.0
     awaited: Saved = NOTHING
+    retained: Saved = NOTHING
     beside_added: Saved = NOTHING
     busy: tuple[Busy, ...] = ()
     masks: Saved = NOTHING
@@ -122,6 +123,8 @@ class Block:
     hidden_flops: float = 0.0
     #: gradients of its products and norms, of which those of the weights are made, where that waits
     awaited: Saved = NOTHING
+    #: beside these what may be there while nothing that it keeps is freed, in place of ``working``
+    retained: Saved = NOTHING
     #: of its parameters' gradients the share that is there when its backward holds most; None: unknown
     meanwhile: float | None = None
     #: such moments, where it is not the same for any number of samples; ``working`` alone stands for none

@@ -197,6 +197,9 @@ def _running_bytes(
     if kind.regathered is not None and alike.shards is not True:
         # where attention runs, what stands behind it is gone; of units its gradients are there
         made = made + where(alike.shards, 0.0, larger(-freed_bytes(plans, kind, added), 0.0))
+    if alike.splits is not False and kind.retained is not None:
+        stays = shared_bytes(kind.retained, plans.shares)
+        made = where(alike.splits, larger(made, stays + again), made)
     if some(kind.tied):
         made = _met_of_tied(plans, kind, made, again)
     made = made + plans.output

@@ -106,6 +106,8 @@ class Kind:
     moments: tuple[Moment, ...]
     #: what a backward of inputs alone leaves to that of the weights
     awaited: Shared | None
+    #: and what may exist while it runs, as all that it keeps stays
+    retained: Shared | None
     #: what lies beside a new gradient of its largest weight, and whether that is a later block's as well
     beside_added: Shared | None
     tied: Any
@@ -217,6 +219,7 @@ def kind_of(block: Block, way: Way, anyway: Mapping[str, Any]) -> Kind:
             for moment in moments
         ),
         awaited=shared(own.awaited),
+        retained=shared(own.retained),
         beside_added=shared(own.beside_added),
         masks=shared_of(own.masks),
         chunk=shared(Saved(loss=own.working.loss)) if block.chunks > 1 else None,

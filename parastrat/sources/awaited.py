@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from parastrat.model import Split
 from parastrat.saved import Saved
-from parastrat.sources.layers import FP32_BYTES
+from parastrat.sources.architecture import Norm
+from parastrat.sources.layers import FP32_BYTES, OF_COMPOSITE, is_composite
 
 if TYPE_CHECKING:
     from parastrat.sources.layers import Part, Setting
@@ -43,3 +44,17 @@ def awaited_norm(setting: Setting) -> int:
     if not norm.weights:
         return 0
     return FP32_BYTES if setting.kernels.eager and norm.multiplies_in_fp32 else setting.stream
+
+
+def retained(setting: Setting) -> Saved:
+    """Return what exists beside all that a layer keeps and awaits, as its first norm runs backward.
+
+    Where a backward of inputs alone leaves the graph as it is, nothing of the layer is gone by then
+    (``retain_graph`` in torch/distributed/pipelining/_backward.py). The gradient that its weight waits for
+    may be one of the tensors that a norm in several kernels makes; beside these is that of the residual.
+    """
+    a = setting.architecture
+    if not (is_composite(setting) or (setting.kernels.eager and a.norm is Norm.BARE)):
+        return Saved()
+    awaits = FP32_BYTES if a.norm.weights and a.norm.multiplies_in_fp32 else 0
+    return Saved(sequence=(OF_COMPOSITE - awaits + setting.stream) * setting.tokens * a.hidden)

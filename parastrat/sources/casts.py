@@ -47,6 +47,7 @@ def _cast(block: Block) -> Autocast:
         boundary_bytes=block.boundary_bytes,
         boundary_fixed=block.boundary_fixed,
         awaited=block.awaited,
+        retained=block.retained,
         beside_added=block.beside_added,
         busy=block.busy,
         masks=block.masks,

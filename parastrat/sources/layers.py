@@ -151,6 +151,8 @@ def elementwise(moved: float, split: Split, *, count: int = 1) -> Operator:
     )
 
 
+#: bytes an element of a norm in several kernels as it runs backward: five tensors in fp32
+OF_COMPOSITE = 5 * FP32_BYTES
 #: bytes that the eight kernels of a composite norm of a tensor in 16 bits read and write for each element,
 #: 40 forward and 104 backward, over three, as backward counts twice: as torch 2.13 dispatches them, of
 #: torchtitan's RMSNorm and of torch's own. In fp32, where nothing is cast, 30 and 104

@@ -9,7 +9,7 @@ from parastrat.model import Block
 from parastrat.saved import Saved
 from parastrat.sources.attending import attention, hidden_flops
 from parastrat.sources.attends import attends
-from parastrat.sources.awaited import awaited
+from parastrat.sources.awaited import awaited, retained
 from parastrat.sources.biases import at_biases, is_biased, kept_biases, passed_on
 from parastrat.sources.feed_forward import feed_forward, largest_weight, mixture
 from parastrat.sources.layers import (
@@ -115,6 +115,7 @@ def layer(
         behind_regathered=taken.behind,
         unshared=taken.unshared,
         awaited=awaited(setting, part, a.layer_norms + crossed),
+        retained=retained(setting),
         copies_input=copies_input(setting),
         boundary_bytes=width + memory,
         boundary_fixed=passed_on(setting).fixed,

@@ -64,6 +64,16 @@ def test_the_last_rank_waits_for_a_chunk_of_weights() -> None:
     assert total(layers(4, awaited=30), whole) == total(layers(4, awaited=0), whole)
 
 
+def test_what_is_not_freed_is_there_beside_what_its_backward_makes() -> None:
+    def more(schedule: PipelineSchedule) -> int:
+        held = (total(layers(4, awaited=0, retained=Saved(replicated=each)), schedule) for each in (500, 0))
+        return next(held) - next(held)
+
+    assert more(SPLIT) == more(PipelineSchedule.ZBV) == 500
+    # a whole backward frees as it goes
+    assert more(PipelineSchedule.INTERLEAVED) == 0
+
+
 def test_what_is_made_again_waits_too() -> None:
     kept = total(layers(8, awaited=0), SPLIT)
     again = total(layers(8, awaited=0, full=10), SPLIT, recompute=Recompute.FULL)

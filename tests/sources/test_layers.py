@@ -16,6 +16,7 @@ from parastrat.model import Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Saved
 from parastrat.sources.architecture import LatentAttention, Norm, QkNorm, Scores
 from parastrat.sources.attending import attention, attention_masks, by_masks, hidden_flops
+from parastrat.sources.awaited import retained
 from parastrat.sources.layers import (
     Part,
     Setting,
@@ -487,3 +488,13 @@ def test_windows_say_which_layers_have_them() -> None:
     assert [place for place, own in enumerate(near) if not own] == [5, 11]
     assert Window(size=4, layers=3, whole=(0,)).near(4) == [False, True, True, True]
     assert Window(size=4, layers=3).near(3) == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("norm_kind", "made"),
+    # five tensors in fp32, of which a weight may wait for one, and the residual's gradient
+    [(Norm.RMS, 22), (Norm.BARE, 22), (Norm.RMS_FP32, 18), (Norm.COMPOSITE, 18), (Norm.LAYER, 0)],
+)
+def test_what_a_norms_backward_makes_beside_all_that_its_layer_keeps(norm_kind: Norm, made: int) -> None:
+    assert retained(setting(norm=norm_kind)) == Saved(sequence=made * 8 * T)
+    assert retained(setting(Kernels.FUSED, norm=norm_kind)) == Saved()
