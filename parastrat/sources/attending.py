@@ -90,17 +90,17 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
 def masked_share(setting: Setting, tokens: int) -> float:
     """Return the share of layers whose attention transformers gives a mask of all pairs.
 
-    Falcon's all have one (``allow_is_causal_skip=False``, modeling_falcon.py), others where a query does
-    not see all keys before it (``sdpa_mask``, masking_utils.py). Torch makes of its bytes what is added to
-    scores, and the kernel that takes it has a key and a value for each query: both are repeated before it
-    (``use_gqa_in_sdpa``, sdpa_attention.py), or in torch's function (Falcon).
+    Falcon's all have one (``allow_is_causal_skip=False``, modeling_falcon.py), others where a window is no
+    longer than the sequence, though one as long hides nothing (``sdpa_mask``, masking_utils.py). Torch
+    makes of its bytes what is added to scores, and the kernel that takes it has a key and a value for each
+    query: both are repeated before it (``use_gqa_in_sdpa``, sdpa_attention.py), or by torch (Falcon).
     """
     a = setting.architecture
     if not setting.kernels.eager or keeps_scores(setting):
         return 0.0
     if a.masked:
         return 1.0
-    return a.window.layers / a.layers if a.window is not None and a.window.size < tokens else 0.0
+    return a.window.layers / a.layers if a.window is not None and a.window.size <= tokens else 0.0
 
 
 def by_masks(setting: Setting) -> tuple[Setting, Setting]:

@@ -301,14 +301,18 @@ def test_a_mask_of_all_pairs_is_kept_with_keys_and_values_for_each_query() -> No
     assert none.saved == plain.saved
     assert given.saved == plain.saved + repeated + mask
     assert given.core == plain.core + mask
-    assert attention(setting(window=Window(size=T, layers=1)), causal=True).saved == plain.saved
+    assert attention(setting(window=Window(size=T + 1, layers=1)), causal=True).saved == plain.saved
+    # one as long as the sequence is made, and hides nothing
+    whole = setting(window=Window(size=T, layers=1), layers=1)
+    assert attention(whole, causal=True).saved == plain.saved + repeated + mask
     for other in OTHER_KERNELS:
         assert attention(setting(other, masked=True), causal=True).saved.replicated == 0
 
 
 def test_masks_are_made_once_for_all_layers() -> None:
-    near = Window(size=T, layers=1)
-    assert attention_masks(setting()) == attention_masks(setting(window=near)) == Saved()
+    near, far = (Window(size=size, layers=1) for size in (T, T + 1))
+    assert attention_masks(setting()) == attention_masks(setting(window=far)) == Saved()
+    assert attention_masks(setting(window=near)) == Saved(fixed=T * T)
     assert attention_masks(setting(masked=True)) == Saved(fixed=T * T)
     assert attention_masks(setting(scores=Scores.PLAIN)) == Saved(replicated=2 * T * T)
     # of the stream's format, and of two kinds

@@ -68,7 +68,7 @@ def test_layers_that_are_given_masks_stand_apart_from_others() -> None:
     assert masked.hidden_flops > plain.hidden_flops == 0
     assert repeats(window=replace(near, whole=(1,))) == [1, 1, 1]
     # all, or none, or scores that all have
-    assert repeats(window=Window(size=4, layers=3)) == repeats(window=Window(size=T, layers=2)) == [3]
+    assert repeats(window=Window(size=4, layers=3)) == repeats(window=Window(size=T + 1, layers=2)) == [3]
     assert repeats(window=near, scores=Scores.PLAIN) == [3]
     mixed = Experts(count=6, top_k=2, ffn=5, dense_layers=1)
     assert repeats(window=near, experts=mixed) == [1, 1, 1]
