@@ -118,7 +118,7 @@ def layer(
         retained=retained(setting),
         copies_input=copies_input(setting),
         boundary_bytes=width + memory,
-        boundary_fixed=passed_on(setting).fixed,
+        boundary_fixed=passed_on(setting, memory_tokens or 0).fixed,
         hidden_flops=hidden_flops(setting) if causal else 0.0,
         # of attention that every rank computes whole nothing is added up
         tensor_parallel_collectives=1 if is_biased(setting) else 2 + crossed,

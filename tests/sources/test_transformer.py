@@ -176,7 +176,9 @@ def test_decoder_layers_carry_the_encoders_output_along() -> None:
     # beside biases of 4 heads
     biases = 2 * 4 * T * T
     assert (encoder.boundary_bytes, decoder.boundary_bytes) == (WIDTH, 2 * WIDTH)
-    assert encoder.boundary_fixed == decoder.boundary_fixed == biases
+    assert encoder.boundary_fixed == biases
+    # and zeros in place of biases for the encoder's tokens
+    assert decoder.boundary_fixed == 2 * biases
     # the encoder's output is one tensor for all layers that are computed again
     assert encoder.activations.full == decoder.activations.full == Saved(sequence=WIDTH)
     assert named(spec, "encoder output").activations.full.sequence >= WIDTH

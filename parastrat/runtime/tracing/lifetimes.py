@@ -175,10 +175,14 @@ def _meanwhile(moments: list[tuple[int, int]], trainable: int) -> float:
 
 
 def _boundaries(tracker: Tracker) -> list[int]:
-    """Return the bytes of tensors with a gradient that are made up to each segment and read after it."""
+    """Return the bytes of tensors that are made up to each segment and read after it.
+
+    What has no gradient each stage makes itself, but for what blocks return (T5's zeros for biases).
+    """
     steps = [0] * (len(tracker.segments) + 1)
     for made in tracker.allocations:
-        if made.differentiable and not made.constant and made.last_used > made.created:
+        crosses = made.differentiable or bool(tracker.segments[made.created].block)
+        if crosses and not made.constant and made.last_used > made.created:
             steps[made.created] += made.bytes
             steps[made.last_used] -= made.bytes
     return list(accumulate(steps))[:-1]
