@@ -50,8 +50,9 @@ def cut(name: str, blocks: int | None = BLOCKS) -> TransformerSource:
     own, window = preset.architecture, preset.architecture.window
     if window is not None:
         # every so many-th layer sees all keys, as in the whole
-        whole = own.layers - window.layers
-        window = replace(window, layers=blocks - (blocks // (own.layers // whole) if whole else 0))
+        every = own.layers // (own.layers - window.layers) if own.layers > window.layers else blocks + 1
+        whole = tuple(range(every - 1, blocks, every))
+        window = replace(window, layers=blocks - len(whole), whole=whole)
     return replace(preset, architecture=replace(own, layers=blocks, window=window))
 
 

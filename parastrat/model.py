@@ -95,9 +95,11 @@ class Autocast:
     boundary_bytes: float
     boundary_fixed: float = 0.0
     awaited: Saved = NOTHING
+    retained: Saved = NOTHING
     beside_added: Saved = NOTHING
     busy: tuple[Busy, ...] = ()
     masks: Saved = NOTHING
+    copies_input: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,8 @@ class Block:
     hidden_flops: float = 0.0
     #: gradients of its products and norms, of which those of the weights are made, where that waits
     awaited: Saved = NOTHING
+    #: beside these what may be there while nothing that it keeps is freed, in place of ``working``
+    retained: Saved = NOTHING
     #: of its parameters' gradients the share that is there when its backward holds most; None: unknown
     meanwhile: float | None = None
     #: such moments, where it is not the same for any number of samples; ``working`` alone stands for none
@@ -145,8 +149,8 @@ class Block:
     between: Saved = NOTHING
     #: attention masks made behind it, which checkpoints keep; stages without it make them as well
     masks: Saved = NOTHING
-    #: of what runs again with it, what it may have more than its kind has in the mean
-    uneven: Saved = NOTHING
+    #: keeps a copy of what it was given, in another format, and not that itself; None: unknown
+    copies_input: bool | None = None
     #: one more tensor of a loss that is made while backward runs, of all tp ranks that compute it together
     loss_parallel_bytes: float = 0
     #: collectives over tp in one forward (backward has as many), each of ``tensor_parallel_bytes``

@@ -15,7 +15,7 @@ from parastrat.columns import code_of
 from parastrat.elementwise import ByKind, larger, smaller, some, where
 from parastrat.memory.added import adding_bytes, gradients_meet, meeting_bytes
 from parastrat.memory.kinds import shared_bytes
-from parastrat.memory.masks import masks_kept, uneven_again
+from parastrat.memory.masks import masks_kept
 from parastrat.memory.over_context import of_ranks
 from parastrat.memory.plans import in_parallel
 from parastrat.memory.unmet import Reads, experts_apart, freed_bytes, unit_bytes
@@ -140,7 +140,6 @@ def _of_kind(plans: Plans, kind: Kind) -> tuple[Bytes, ...]:
     if plans.kinds.busy:
         made_at += [shared_bytes(moment.working, shares) for moment in kind.moments[1:]]
     beside = made if alike.remade_waits is False else where(alike.remade_waits, 0.0, made)
-    beside = beside + uneven_again(plans, kind, shares)
     running = _running_bytes(plans, kind, (made_at, beside), added) + ending
     if alike.gathers is not False:
         unit, root = divided_total(kind.unit, division), divided_total(kind.root, division)
@@ -198,6 +197,9 @@ def _running_bytes(
     if kind.regathered is not None and alike.shards is not True:
         # where attention runs, what stands behind it is gone; of units its gradients are there
         made = made + where(alike.shards, 0.0, larger(-freed_bytes(plans, kind, added), 0.0))
+    if alike.splits is not False and kind.retained is not None:
+        stays = shared_bytes(kind.retained, plans.shares)
+        made = where(alike.splits, larger(made, stays + again), made)
     if some(kind.tied):
         made = _met_of_tied(plans, kind, made, again)
     made = made + plans.output

@@ -56,6 +56,7 @@ def widths_of(plans: Plans) -> tuple[Bytes, Bytes]:
     if alike.piped is False or stack.crossing is _NOTHING:
         return 0.0, 0.0
     (width, given), (cast, given_cast) = formats_of(plans.job.model)
+    read, read_cast = as_given(plans.job.model)
     if alike.shards is not True:
         width, given = where(alike.shards, width, cast), where(alike.shards, given, given_cast)
     samples = where(alike.piped, plans.shares.replicated, 0.0)
@@ -70,10 +71,9 @@ def widths_of(plans: Plans) -> tuple[Bytes, Bytes]:
         width, given = width / parts, given / parts
     else:
         given = where(divided, 0.0, given)
-    if alike.shards is not False:
-        keeps = plans.recompute >= _KEEPING_INPUTS
-        given = where(keeps if alike.shards is True else keeps | ~alike.shards, given, 0.0)
-    return width, given
+    keeps = plans.recompute >= _KEEPING_INPUTS
+    reads = where(alike.shards, read, read_cast)
+    return width, where(keeps | reads, given, 0.0)
 
 
 def crossing_bytes(crossing: Crossing, c: Sending, rank: Numbers, held: Numbers) -> tuple[Bytes, Bytes]:
@@ -115,6 +115,19 @@ def formats_of(model: ModelSpec) -> tuple[tuple[float, float], tuple[float, floa
     cast = max((block.autocast or block).boundary_bytes for block in model.blocks)
     kept = [min(each.activations.full.total for each in way) for way in ways]
     return (plain, min(kept[0], plain)), (cast, min(kept[1], cast))
+
+
+@remembered
+def as_given(model: ModelSpec) -> tuple[bool, bool]:
+    """Return whether blocks keep what they are given as it is; in formats of FSDP, and under autocast.
+
+    Where that is unknown a stream in 16 bits is taken to be copied by norms that compute in fp32, which
+    FSDP's formats give.
+    """
+    units = [block for block in model.distinct_blocks if block.unit]
+    copies = [block.copies_input for block in units]
+    cast = [(block.autocast or block).copies_input for block in units]
+    return all(each is False for each in copies), not any(cast)
 
 
 @remembered

@@ -106,6 +106,8 @@ class Kind:
     moments: tuple[Moment, ...]
     #: what a backward of inputs alone leaves to that of the weights
     awaited: Shared | None
+    #: and what may exist while it runs, as all that it keeps stays
+    retained: Shared | None
     #: what lies beside a new gradient of its largest weight, and whether that is a later block's as well
     beside_added: Shared | None
     tied: Any
@@ -116,8 +118,7 @@ class Kind:
     between: Shared | None
     #: of the model's output what a training script holds
     output: Shared | None
-    #: what one repeat may have more than the mean, made again with it; and masks behind the first block
-    uneven: Shared | None
+    #: masks behind the first block
     masks: Shared | None
     #: one more tensor of a parallel loss, by what tp divides, and whether the block is a closed form's head
     of_loss: Any
@@ -184,7 +185,6 @@ def held_anyway(block: Block, model: ModelSpec, *, whole: bool) -> dict[str, Any
         "attending": _attending(block, shared),
         "between": shared(block.between),
         "output": shared_of(block.output),
-        "uneven": shared(block.uneven),
         "of_loss": block.loss_parallel_bytes or None,
         "head": block.loss_parallel_bytes > 0 and not model.dispatched,
         "regathered": block.regathered if regathers else None,
@@ -219,6 +219,7 @@ def kind_of(block: Block, way: Way, anyway: Mapping[str, Any]) -> Kind:
             for moment in moments
         ),
         awaited=shared(own.awaited),
+        retained=shared(own.retained),
         beside_added=shared(own.beside_added),
         masks=shared_of(own.masks),
         chunk=shared(Saved(loss=own.working.loss)) if block.chunks > 1 else None,

@@ -1,4 +1,4 @@
-"""Attention masks: what each stage of a pipeline keeps of those it makes, and what runs again has of them.
+"""Attention masks: what each stage of a pipeline keeps of those it makes.
 
 Stages run the model's own forward, with what stands between its blocks (``runtime.pipeline.staged``). A
 checkpoint keeps what its block was given, masks among it: of all layers of a stage the same ones.
@@ -15,7 +15,7 @@ from parastrat.plan import Recompute
 
 if TYPE_CHECKING:
     from parastrat.memory.flying import Pipes
-    from parastrat.memory.kinds import Kind, Shares
+    from parastrat.memory.kinds import Kind
     from parastrat.memory.plans import Job, Plans
     from parastrat.ranks.load import RankLoad
     from parastrat.units import Bytes, Numbers
@@ -48,13 +48,6 @@ def rows_of_masks(plans: Plans, kind: Kind) -> Bytes:
         return 0.0
     more = kind.masks.fixed * larger(plans.shares.replicated - 1, 0.0)
     return where(plans.over_context & (plans.policy >= _ATTENTION_AGAIN), more, 0.0)
-
-
-def uneven_again(plans: Plans, kind: Kind, shares: Shares) -> Bytes:
-    """Return what a repeat that runs again may have of masks beyond the mean of its kind."""
-    if kind.uneven is None:
-        return 0.0
-    return where(plans.policy >= _ATTENTION_AGAIN, shared_bytes(kind.uneven, shares), 0.0)
 
 
 def lacking_stages(job: Job, load: RankLoad, c: Pipes) -> Numbers:

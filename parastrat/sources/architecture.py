@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from parastrat.model import Family
+from parastrat.sources.windows import Window
 
 
 class Norm(StrEnum):
@@ -23,6 +24,11 @@ class Norm(StrEnum):
     def weights(self) -> int:
         """Parameters for each element of its width."""
         return {Norm.LAYER: 2, Norm.BARE: 0}.get(self, 1)
+
+    @property
+    def multiplies_in_fp32(self) -> bool:
+        """Return whether its weight does, kernel by kernel."""
+        return self in (Norm.RMS_FP32, Norm.COMPOSITE)
 
 
 class QkNorm(StrEnum):
@@ -114,18 +120,6 @@ class LatentAttention:
     nope_dim: int
     rope_dim: int
     v_dim: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
-    """Layers in which a query sees only the keys before it that are near."""
-
-    #: keys that a query sees, its own among them
-    size: int
-    #: so many of the layers
-    layers: int
-    #: a query sees the keys of its own stretch of ``size`` tokens (Llama 4)
-    chunked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ Sources: as of ``layers``.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.model import Family, Operator, OperatorKind, Parameters, Split
@@ -89,23 +90,31 @@ def attention(setting: Setting, *, causal: bool, memory_tokens: int | None = Non
 def masked_share(setting: Setting, tokens: int) -> float:
     """Return the share of layers whose attention transformers gives a mask of all pairs.
 
-    Falcon's all have one (``allow_is_causal_skip=False``, modeling_falcon.py), others where a query does
-    not see all keys before it (``sdpa_mask``, masking_utils.py). Torch makes of its bytes what is added to
-    scores, and the kernel that takes it has a key and a value for each query: both are repeated before it
-    (``use_gqa_in_sdpa``, sdpa_attention.py), or in torch's function (Falcon).
+    Falcon's all have one (``allow_is_causal_skip=False``, modeling_falcon.py), others where a window is no
+    longer than the sequence, though one as long hides nothing (``sdpa_mask``, masking_utils.py). Torch
+    makes of its bytes what is added to scores, and the kernel that takes it has a key and a value for each
+    query: both are repeated before it (``use_gqa_in_sdpa``, sdpa_attention.py), or by torch (Falcon).
     """
     a = setting.architecture
     if not setting.kernels.eager or keeps_scores(setting):
         return 0.0
     if a.masked:
         return 1.0
-    return a.window.layers / a.layers if a.window is not None and a.window.size < tokens else 0.0
+    return a.window.layers / a.layers if a.window is not None and a.window.size <= tokens else 0.0
 
 
-def uneven_masks(setting: Setting) -> Saved:
-    """Return by how much the scores' mask of one layer is more than in the mean of those that have none."""
-    share = masked_share(setting, setting.tokens)
-    return Saved(replicated=(1 - share) * setting.element * setting.tokens**2 if share else 0)
+def by_masks(setting: Setting) -> tuple[Setting, Setting]:
+    """Return what layers that are given no mask are evaluated for, and those that are, if only some are.
+
+    What a mask adds to scores is as large as everything else that a layer keeps of a long sequence, and
+    its kernel computes all pairs: stages that have few such layers hold less, and are cut longer.
+    """
+    a, share = setting.architecture, masked_share(setting, setting.tokens)
+    if a.window is None or not 0 < share < 1:
+        return setting, setting
+    windows = None, replace(a.window, layers=a.layers, whole=())
+    none, given = (replace(setting, architecture=replace(a, window=window)) for window in windows)
+    return none, given
 
 
 def attention_masks(setting: Setting) -> Saved:

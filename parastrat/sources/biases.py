@@ -21,11 +21,15 @@ def is_biased(setting: Setting) -> bool:
     return bool(setting.architecture.relative_buckets) and not setting.kernels.fused
 
 
-def passed_on(setting: Setting) -> Saved:
-    """Return the biases as layers hand them on, and as their gradients are added up: heads x pairs."""
+def passed_on(setting: Setting, memory_tokens: int = 0) -> Saved:
+    """Return the biases as layers hand them on, and as their gradients are added up: heads x pairs.
+
+    With the zeros for ``memory_tokens`` of an encoder, which have no gradient.
+    """
     if not is_biased(setting):
         return NOTHING
-    return Saved(fixed=setting.stream * setting.architecture.heads * setting.tokens**2)
+    own, heads, tokens = setting.stream * setting.tokens, setting.architecture.heads, setting.tokens
+    return Saved(fixed=heads * tokens * (own + setting.element * memory_tokens))
 
 
 def kept_biases(setting: Setting, *, causal: bool) -> Part:

@@ -47,7 +47,9 @@ def _cast(block: Block) -> Autocast:
         boundary_bytes=block.boundary_bytes,
         boundary_fixed=block.boundary_fixed,
         awaited=block.awaited,
+        retained=block.retained,
         beside_added=block.beside_added,
         busy=block.busy,
         masks=block.masks,
+        copies_input=block.copies_input,
     )

@@ -9,6 +9,7 @@ from parastrat.model import Block, Family, Operator, OperatorKind, Parameters, S
 from parastrat.remembered import remembered
 from parastrat.saved import Activations, Saved
 from parastrat.sources.attending import attention_masks
+from parastrat.sources.awaited import awaited_norm
 from parastrat.sources.biases import is_biased, made_once
 from parastrat.sources.layers import (
     Part,
@@ -180,7 +181,9 @@ def head(setting: Setting) -> Block:
         added=weights[0],
         beside_added=Saved(loss=b * logits - part.saved.loss, sequence=b * tokens * a.hidden),
         # their gradient stands for what the loss kept
-        awaited=Saved(loss=b * logits - part.saved.loss, sequence=setting.stream * tokens * a.hidden),
+        awaited=Saved(
+            loss=b * logits - part.saved.loss, sequence=awaited_norm(setting) * tokens * a.hidden
+        ),
         boundary_bytes=0,
         output=Saved() if one_kernel else Saved(loss=b * logits),
         loss_parallel_bytes=0.0 if one_kernel else loss * logits,

@@ -11,10 +11,11 @@ from typing import Any
 from parastrat.errors import ModelError
 from parastrat.model import Family, ModelSource
 from parastrat.profiles import profiles_root
-from parastrat.sources.architecture import Architecture, Experts, LatentAttention, Norm, Window
+from parastrat.sources.architecture import Architecture, Experts, LatentAttention, Norm
 from parastrat.sources.hf_families import FORMS, Form
 from parastrat.sources.hf_fields import Config, UnknownFormError, resolved
 from parastrat.sources.presets import TransformerSource
+from parastrat.sources.windows import Window
 
 #: kinds of attention that differ in the keys that a query sees, and in nothing else
 _ATTENTION_KINDS = {"full_attention", "sliding_attention", "chunked_attention"}
@@ -173,22 +174,23 @@ def _window(form: Form, config: Config, layers: int) -> Window | None:
     if size is None or config.value("use_sliding_window") is False:
         return None
     if isinstance(kinds, list):
-        windowed = sum(kind != "full_attention" for kind in kinds)
+        whole = tuple(index for index, kind in enumerate(kinds) if kind == "full_attention")
     else:
-        windowed = layers - _full_layers(form, layers)
-    if not windowed:
+        whole = _full_layers(form, layers)
+    if len(whole) == layers:
         return None
     return Window(
         size=config.size("sliding_window" if chunk is None else "attention_chunk_size"),
-        layers=windowed,
+        layers=layers - len(whole),
         chunked=chunk is not None,
+        whole=whole,
     )
 
 
-def _full_layers(form: Form, layers: int) -> int:
+def _full_layers(form: Form, layers: int) -> tuple[int, ...]:
     if not form.full_every:
-        return 0
-    return -(-layers // form.full_every) if form.full_first else layers // form.full_every
+        return ()
+    return tuple(range(0 if form.full_first else form.full_every - 1, layers, form.full_every))
 
 
 def _name(config: Config) -> str:

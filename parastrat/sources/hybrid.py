@@ -13,13 +13,14 @@ from parastrat.saved import Activations, Saved
 from parastrat.scans import Scans
 from parastrat.sources.architecture import LayerKind
 from parastrat.sources.attending import attention
+from parastrat.sources.awaited import awaited
 from parastrat.sources.ends import head
 from parastrat.sources.feed_forward import computed_experts, feed_forward, mixture
 from parastrat.sources.layers import (
     Part,
     Setting,
     activations,
-    awaited,
+    copies_input,
     gradients,
     joined,
     matmul,
@@ -141,6 +142,7 @@ def _layer(setting: Setting, kind: LayerKind) -> Block:
         activations=activations(part, width),
         working=_working(setting, kind, width),
         awaited=awaited(setting, part, 1),
+        copies_input=copies_input(setting),
         boundary_bytes=width,
         tensor_parallel_collectives=1,
         tensor_parallel_bytes=b * tokens * a.hidden,

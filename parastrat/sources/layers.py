@@ -151,6 +151,8 @@ def elementwise(moved: float, split: Split, *, count: int = 1) -> Operator:
     )
 
 
+#: bytes an element of a norm in several kernels as it runs backward: five tensors in fp32
+OF_COMPOSITE = 5 * FP32_BYTES
 #: bytes that the eight kernels of a composite norm of a tensor in 16 bits read and write for each element,
 #: 40 forward and 104 backward, over three, as backward counts twice: as torch 2.13 dispatches them, of
 #: torchtitan's RMSNorm and of torch's own. In fp32, where nothing is cast, 30 and 104
@@ -208,6 +210,19 @@ def norm(
 def is_composite(setting: Setting) -> bool:
     """Return whether norms are several kernels, each of which makes a tensor."""
     return setting.kernels.eager and setting.architecture.norm in (*_RMS, Norm.COMPOSITE)
+
+
+def copies_input(setting: Setting) -> bool:
+    """Return whether a norm keeps an fp32 copy of what it reads, or what it made of that, and not itself.
+
+    T5's multiplies its input. Where norms stand behind attention instead (OLMo 2), products keep that.
+    """
+    a = setting.architecture
+    if not setting.kernels.eager:
+        return False
+    if a.norm in (*_RMS, Norm.BARE):
+        return setting.stream < FP32_BYTES and not a.relative_buckets
+    return a.norm is Norm.COMPOSITE
 
 
 def dropout_masks(setting: Setting, *, branches: int = 2) -> Part:
@@ -273,26 +288,3 @@ def gradients(setting: Setting, inner: int, width: int, *, mixed: bool) -> Saved
     stream = Saved(sequence=2 * width - whole, replicated=whole)
     of_inner = 2 * setting.element * inner
     return stream + (Saved(expert=of_inner) if mixed else Saved(tensor=of_inner))
-
-
-def awaited(setting: Setting, part: Part, norms: int) -> Saved:
-    """Return the gradients of what products and norms give, which the gradients of weights are made of."""
-    sizes = {Split.TENSOR: 0.0, Split.REPLICATED: 0.0, Split.EXPERT: 0.0}
-    for each in part.operators:
-        if each.n and each.weighted:
-            divided = each.split if each.split_side == "n" else Split.REPLICATED
-            sizes[divided] += setting.element * each.m * each.n * each.count
-    a = setting.architecture
-    if a.qk_norm is not None and a.norm.weights:
-        sizes[Split.TENSOR] += setting.stream * setting.tokens * (a.heads + a.kv_heads) * a.head_dim
-    if a.sinks and not setting.kernels.fused:
-        # each head's sink stands beside its scores
-        of_scores = FP32_BYTES if setting.autocast else setting.element
-        sizes[Split.TENSOR] += of_scores * a.heads * setting.tokens**2
-    return Saved(
-        tensor=sizes[Split.TENSOR],
-        replicated=sizes[Split.REPLICATED],
-        expert=sizes[Split.EXPERT],
-        # norms without weights leave nothing to wait for
-        sequence=min(a.norm.weights, 1) * norms * setting.stream * setting.tokens * a.hidden,
-    )

@@ -16,13 +16,18 @@ from parastrat.sources.feed_forward import (
     feed_forward,
     largest_weight,
 )
-from parastrat.sources.layers import FP32_BYTES, Part, Setting, gradients, is_composite, joined
+from parastrat.sources.layers import (
+    FP32_BYTES,
+    OF_COMPOSITE,
+    Part,
+    Setting,
+    gradients,
+    is_composite,
+    joined,
+)
 
 if TYPE_CHECKING:
     from parastrat.model import Parameters
-
-#: bytes an element of a norm in several kernels as it runs backward: five tensors in fp32
-_OF_COMPOSITE = 5 * FP32_BYTES
 
 
 def layer_moments(
@@ -147,7 +152,7 @@ def halfway(setting: Setting, norms: Part, fed: Part, layer: Part, *, mixed: boo
         gone = largest_weight(setting, mixed=True)[1].times(-1)
         own = Saved(expert=setting.element * a.hidden * routed)
     elif a.layer_norms > 1 and is_composite(setting):
-        gone, own = fed.saved, Saved(sequence=_OF_COMPOSITE * a.hidden * tokens)
+        gone, own = fed.saved, Saved(sequence=OF_COMPOSITE * a.hidden * tokens)
     else:
         gone = joined(norms, fed).saved
         own = Saved(tensor=2 * setting.element * tokens * a.head_dim * (a.heads + a.kv_heads))

@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from parastrat.model import Block
 from parastrat.saved import Saved
-from parastrat.sources.attending import attention, hidden_flops, uneven_masks
+from parastrat.sources.attending import attention, hidden_flops
 from parastrat.sources.attends import attends
+from parastrat.sources.awaited import awaited, retained
 from parastrat.sources.biases import at_biases, is_biased, kept_biases, passed_on
 from parastrat.sources.feed_forward import feed_forward, largest_weight, mixture
 from parastrat.sources.layers import (
     Part,
     Setting,
     activations,
-    awaited,
+    copies_input,
     dropout_masks,
     gradients,
     is_composite,
@@ -82,7 +83,7 @@ def layer(
         name: of the block.
     """
     a, width = setting.architecture, setting.stream * setting.tokens * setting.architecture.hidden
-    crossed, alone = memory_tokens is not None, causal and memory_tokens is None
+    crossed = memory_tokens is not None
     memory = setting.stream * (memory_tokens or 0) * a.hidden
     norms = [_norm_at(setting, index, mixed=mixed) for index in range(a.layer_norms)]
     attended = _attending(setting, kept_biases(setting, causal=causal), causal=causal)
@@ -113,10 +114,11 @@ def layer(
         regathered=taken.regathered,
         behind_regathered=taken.behind,
         unshared=taken.unshared,
-        uneven=uneven_masks(setting) if alone else Saved(),
         awaited=awaited(setting, part, a.layer_norms + crossed),
+        retained=retained(setting),
+        copies_input=copies_input(setting),
         boundary_bytes=width + memory,
-        boundary_fixed=passed_on(setting).fixed,
+        boundary_fixed=passed_on(setting, memory_tokens or 0).fixed,
         hidden_flops=hidden_flops(setting) if causal else 0.0,
         # of attention that every rank computes whole nothing is added up
         tensor_parallel_collectives=1 if is_biased(setting) else 2 + crossed,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.errors import ModelError
 from parastrat.model import Block, Family, ModelSpec, Split
+from parastrat.sources.attending import by_masks, masked_share
 from parastrat.sources.casts import with_autocast
 from parastrat.sources.ends import classifier, embedding, head, patches
 from parastrat.sources.feed_forward import computed_experts
@@ -141,16 +142,27 @@ def _counts(blocks: tuple[Block, ...], a: Architecture) -> tuple[int, int]:
 
 def _single_stack(setting: Setting) -> tuple[Block, ...]:
     a = setting.architecture
-    causal, runs = a.family is Family.DECODER, _runs(a)
+    causal, runs = a.family is Family.DECODER, _runs(setting)
+    of_masks = by_masks(setting)
     # one of each kind: where every other layer has experts there are as many runs as layers
-    layers = {run: layer(setting, run[1], causal=causal, mixed=run[0]) for run in set(runs)}
+    layers = {
+        (mixed, near, repeat): layer(of_masks[near], repeat, causal=causal, mixed=mixed)
+        for mixed, near, repeat in set(runs)
+    }
     return (embedding(setting), *(layers[run] for run in runs), head(setting))
 
 
-def _runs(a: Architecture) -> list[tuple[bool, int]]:
-    """Return the layers in order as runs of equal ones: with experts or without, and how many."""
-    mixed = (
+def _runs(setting: Setting) -> list[tuple[bool, bool, int]]:
+    """Return the layers in order as runs of equal ones.
+
+    With experts or without; given a mask, where only some are; and how many.
+    """
+    a = setting.architecture
+    mixed = [
         a.experts is not None and index >= a.experts.dense_layers and (index + 1) % a.experts.period == 0
         for index in range(a.layers)
-    )
-    return [(kind, sum(1 for _ in run)) for kind, run in groupby(mixed)]
+    ]
+    apart = a.window is not None and 0 < masked_share(setting, setting.tokens) < 1
+    near = a.window.near(a.layers) if apart and a.window is not None else [False] * a.layers
+    runs = groupby(zip(mixed, near, strict=True))
+    return [(*kind, sum(1 for _ in run)) for kind, run in runs]

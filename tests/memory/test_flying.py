@@ -27,7 +27,7 @@ SPLIT = PipelineSchedule.INTERLEAVED_ZERO_BUBBLE
 PIPED: dict[str, Any] = {"pp": 2, "virtual_stages": 2, "gradient_accumulation_steps": 8}
 
 
-def layers(many: int, *, awaited: float, full: float = 100) -> Facts:
+def layers(many: int, *, awaited: float, full: float = 100, **fields: Any) -> Facts:
     kept, checkpoint = Saved(replicated=100), Saved(replicated=full)
     each = block(
         matmul(1e9),
@@ -35,6 +35,7 @@ def layers(many: int, *, awaited: float, full: float = 100) -> Facts:
         activations=Activations(none=kept, attention=kept, selective=kept, full=checkpoint),
         awaited=Saved(replicated=awaited),
         boundary_bytes=7,
+        **fields,
     )
     facts = job(
         # without which ranks were equal
@@ -61,6 +62,16 @@ def test_the_last_rank_waits_for_a_chunk_of_weights() -> None:
     # no schedule with a whole backward lets any wait
     whole = PipelineSchedule.INTERLEAVED
     assert total(layers(4, awaited=30), whole) == total(layers(4, awaited=0), whole)
+
+
+def test_what_is_not_freed_is_there_beside_what_its_backward_makes() -> None:
+    def more(schedule: PipelineSchedule) -> int:
+        held = (total(layers(4, awaited=0, retained=Saved(replicated=each)), schedule) for each in (500, 0))
+        return next(held) - next(held)
+
+    assert more(SPLIT) == more(PipelineSchedule.ZBV) == 500
+    # a whole backward frees as it goes
+    assert more(PipelineSchedule.INTERLEAVED) == 0
 
 
 def test_what_is_made_again_waits_too() -> None:
@@ -130,6 +141,21 @@ def test_stages_may_hand_on_what_sequence_parallelism_divides() -> None:
     assert held(divided=False, **sharing) == (8 * 7, 2 * 7)
     assert held(divided=True, **sharing) == (8 * 7 / 2, 2 * 7 / 2)
     assert held(divided=True, tp=2) == held(divided=False, tp=2) == (8 * 7, 2 * 7)
+
+
+def test_what_a_block_copies_is_kept_beside_what_was_received() -> None:
+    def sent(copies: bool | None, **fields: Any) -> float:
+        facts = layers(4, awaited=0, full=5, copies_input=copies)
+        facts = replace(facts, stack=replace(facts.stack, crossing=Crossing.BUFFERS))
+        pipeline = {"pp_schedule": PipelineSchedule.ONE_F_ONE_B, **PIPED, "virtual_stages": 1, **fields}
+        return crossing(facts, plan(**pipeline), 1)[1]
+
+    # two micro-batches in flight, of which a checkpoint keeps 5 that are in a buffer
+    sharded: dict[str, Any] = {"dp_shard": 2, "shard": Shard.PARAMETERS}
+    for copies in (True, False, None):
+        assert sent(copies, recompute=Recompute.FULL) == -2 * 5
+    assert (sent(True), sent(False), sent(None)) == (0, -2 * 5, -2 * 5)
+    assert (sent(True, **sharded), sent(False, **sharded), sent(None, **sharded)) == (0, -2 * 5, 0)
 
 
 def test_stacks_say_whether_tp_divides_experts() -> None:

@@ -12,7 +12,7 @@ from parastrat.assess import assess
 from parastrat.case import Facts
 from parastrat.model import Block
 from parastrat.plan import PipelineSchedule, Recompute, Shard
-from parastrat.saved import Activations, Saved
+from parastrat.saved import Saved
 from parastrat.stack import Crossing
 from parastrat.workload import Optimizer, Precision
 
@@ -71,20 +71,6 @@ def test_a_stage_without_layers_keeps_none() -> None:
     head = block(matmul(1e12), name="head", unit=False, working=Saved(replicated=10**6))
     # which is most on the last rank, where nothing else is
     assert kept(SHARED, head, recompute=Recompute.FULL) == 0
-
-
-@pytest.mark.parametrize("policy", list(Recompute))
-def test_what_one_layer_has_more_than_the_mean_is_there_as_it_runs_again(policy: Recompute) -> None:
-    def most(more: float, **fields: Any) -> int:
-        made = Activations(none=Saved(replicated=9), attention=Saved(), selective=Saved(), full=Saved())
-        layer = block(matmul(1e9), repeat=4, activations=made, uneven=Saved(replicated=more))
-        found = job(layer, precision=Precision.FP32, stack={"fragmentation": 0.0})
-        return assess(found, plan(recompute=policy, **fields)).estimate.memory.total
-
-    # what layers keep is kept by all, and nothing is more than that
-    again = policy is not Recompute.NONE
-    assert most(1000) - most(0) == again * 1000
-    assert most(1000, micro_batch_size=3) - most(0, micro_batch_size=3) == again * 3 * 1000
 
 
 def test_ranks_of_a_sequence_put_their_rows_together_for_every_sample() -> None:

@@ -91,6 +91,35 @@ def test_heads_and_features_tell_what_divides() -> None:
     assert traced(nn.Linear, 8, 8).divisible is None
 
 
+class Beside(nn.Module):
+    """Attention and a feed-forward that read one norm, or each its own."""
+
+    def __init__(self, width: int, norms: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(norms))
+        self.mixer = Attention(width)
+        self.feed = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        normed = [norm(x) for norm in self.norms]
+        out: torch.Tensor = x + self.mixer(normed[0]) + self.feed(normed[-1])
+        return out
+
+
+class Parallel(Reader):
+    def __init__(self, norms: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Beside(WIDTH, norms) for _ in range(3))
+
+
+def test_what_two_regions_read_is_gathered_for_each_of_them() -> None:
+    one, two = (traced(Parallel, norms).blocks[1].activations.none for norms in (1, 2))
+    stream = 2 * LENGTH * WIDTH
+    # whole twice, though one tensor where no rank has shares of positions
+    assert one.replicated == pytest.approx(two.replicated, abs=64)
+    assert two.total - one.total == pytest.approx(stream, rel=0.2)
+
+
 def test_what_is_whole_in_blocks_is_divided_along_the_sequence() -> None:
     model = source(Reader)
     assert model.layout.sequence

@@ -58,6 +58,8 @@ def test_each_layer_keeps_a_copy_for_all_samples() -> None:
     cast = replace(SETTING, autocast=True)
     assert kept_biases(cast, causal=False).saved == Saved(fixed=2 * HEADS * PAIRS)
     assert (passed_on(SETTING).fixed, passed_on(cast).fixed) == (2 * HEADS * PAIRS, 4 * HEADS * PAIRS)
+    # of an encoder's tokens zeros, which nothing is added to
+    assert passed_on(cast, T) == Saved(fixed=(4 + 2) * HEADS * PAIRS)
 
 
 def test_the_first_layers_keep_buckets_and_zeros() -> None:

@@ -172,6 +172,7 @@ def test_windows_are_in_as_many_layers_as_transformers_has_them(tmp_path: Path, 
     window = source.architecture.window
     assert window is not None
     assert (window.size, window.layers) == (32, config.layer_types.count("sliding_attention"))
+    assert window.near(13) == [each == "sliding_attention" for each in config.layer_types]
 
 
 def test_another_head_on_the_same_trunk_is_not_the_family(tmp_path: Path) -> None:

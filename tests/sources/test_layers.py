@@ -14,12 +14,14 @@ from small import SMALL
 
 from parastrat.model import Operator, OperatorKind, Parameters, Split
 from parastrat.saved import Saved
-from parastrat.sources.architecture import LatentAttention, Norm, QkNorm, Scores, Window
-from parastrat.sources.attending import attention, attention_masks, hidden_flops, uneven_masks
+from parastrat.sources.architecture import LatentAttention, Norm, QkNorm, Scores
+from parastrat.sources.attending import attention, attention_masks, by_masks, hidden_flops
+from parastrat.sources.awaited import retained
 from parastrat.sources.layers import (
     Part,
     Setting,
     activations,
+    copies_input,
     dropout_masks,
     elementwise,
     joined,
@@ -27,6 +29,7 @@ from parastrat.sources.layers import (
     norm,
 )
 from parastrat.sources.presets import load_preset
+from parastrat.sources.windows import Window
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
 
@@ -293,17 +296,23 @@ def test_a_mask_of_all_pairs_is_kept_with_keys_and_values_for_each_query() -> No
     near = setting(window=Window(size=T - 1, layers=1), layers=2)
     assert attention(near, causal=True).saved == plain.saved + (repeated + mask).times(0.5)
     assert attention(near, causal=True).core == plain.core + mask.times(0.5)
-    # which has a whole one as it runs again
-    assert uneven_masks(near) == mask.times(0.5)
-    assert uneven_masks(setting()) == uneven_masks(setting(masked=True)) == Saved()
-    assert attention(setting(window=Window(size=T, layers=1)), causal=True).saved == plain.saved
+    # as each of both keeps it
+    none, given = (attention(each, causal=True) for each in by_masks(near))
+    assert none.saved == plain.saved
+    assert given.saved == plain.saved + repeated + mask
+    assert given.core == plain.core + mask
+    assert attention(setting(window=Window(size=T + 1, layers=1)), causal=True).saved == plain.saved
+    # one as long as the sequence is made, and hides nothing
+    whole = setting(window=Window(size=T, layers=1), layers=1)
+    assert attention(whole, causal=True).saved == plain.saved + repeated + mask
     for other in OTHER_KERNELS:
         assert attention(setting(other, masked=True), causal=True).saved.replicated == 0
 
 
 def test_masks_are_made_once_for_all_layers() -> None:
-    near = Window(size=T, layers=1)
-    assert attention_masks(setting()) == attention_masks(setting(window=near)) == Saved()
+    near, far = (Window(size=size, layers=1) for size in (T, T + 1))
+    assert attention_masks(setting()) == attention_masks(setting(window=far)) == Saved()
+    assert attention_masks(setting(window=near)) == Saved(fixed=T * T)
     assert attention_masks(setting(masked=True)) == Saved(fixed=T * T)
     assert attention_masks(setting(scores=Scores.PLAIN)) == Saved(replicated=2 * T * T)
     # of the stream's format, and of two kinds
@@ -321,6 +330,8 @@ def test_a_kernel_that_takes_a_mask_computes_the_pairs_that_it_hides() -> None:
     near = Window(size=size, layers=1)
     seen = size * T - size**2 / 2
     assert hidden_flops(setting(window=near, layers=2)) == of_pair * (T * T - seen) / 2
+    none, given = by_masks(setting(window=near, layers=2))
+    assert (hidden_flops(none), hidden_flops(given)) == (0, of_pair * (T * T - seen))
     # kernels of windows skip what they hide
     assert hidden_flops(setting(Kernels.FUSED_MATH, window=near, layers=2)) == 0
 
@@ -445,6 +456,49 @@ def test_gradients_wait_of_norms_that_have_weights_alone() -> None:
 
     # OLMo's have none: of seven products the outputs, in two bytes
     assert waiting("olmo-1b") == 2 * 64 * (5 * 2048 + 2 * 8192)
+    # weights that multiply in fp32 wait for gradients in fp32: four norms of the width, and those of heads
+    products = 4 * 256 + 2 * 256 + 1152 + 2 * 6912 + 1152
+    assert waiting("gemma-3-1b") == 64 * (2 * products + 4 * (4 * 1152 + 5 * 256))
     # two norms of the width, and those of queries and keys
     products = 4096 + 2 * 1024 + 2560 + 2 * 9728 + 2560
     assert waiting("qwen3-4b") == 2 * 64 * (products + 2 * 2560 + 4096 + 1024)
+
+
+@pytest.mark.parametrize(
+    ("norm_kind", "plain", "in_fp32"),
+    [
+        (Norm.RMS, True, False),
+        (Norm.RMS_FP32, True, False),
+        (Norm.BARE, True, False),
+        # it keeps what lies from the mean
+        (Norm.COMPOSITE, True, True),
+        (Norm.LAYER, False, False),
+    ],
+)
+def test_norms_that_copy_what_they_are_given_do_not_keep_that(
+    norm_kind: Norm, plain: bool, in_fp32: bool
+) -> None:
+    assert copies_input(setting(norm=norm_kind)) is plain
+    assert copies_input(setting(norm=norm_kind, element=4)) is in_fp32
+    assert copies_input(replace(setting(norm=norm_kind), autocast=True)) is in_fp32
+    # T5's multiplies it
+    assert copies_input(setting(norm=Norm.RMS, relative_buckets=32)) is False
+    assert copies_input(setting(Kernels.FUSED, norm=norm_kind)) is False
+
+
+def test_windows_say_which_layers_have_them() -> None:
+    # of 13 layers two see all keys, each the last of six
+    near = Window(size=4, layers=11).near(13)
+    assert [place for place, own in enumerate(near) if not own] == [5, 11]
+    assert Window(size=4, layers=3, whole=(0,)).near(4) == [False, True, True, True]
+    assert Window(size=4, layers=3).near(3) == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("norm_kind", "made"),
+    # five tensors in fp32, of which a weight may wait for one, and the residual's gradient
+    [(Norm.RMS, 22), (Norm.BARE, 22), (Norm.RMS_FP32, 18), (Norm.COMPOSITE, 18), (Norm.LAYER, 0)],
+)
+def test_what_a_norms_backward_makes_beside_all_that_its_layer_keeps(norm_kind: Norm, made: int) -> None:
+    assert retained(setting(norm=norm_kind)) == Saved(sequence=made * 8 * T)
+    assert retained(setting(Kernels.FUSED, norm=norm_kind)) == Saved()

@@ -11,9 +11,10 @@ from small import SMALL
 from parastrat.errors import ModelError
 from parastrat.model import Block, Family, ModelSpec
 from parastrat.saved import Saved
-from parastrat.sources.architecture import Experts, Image
+from parastrat.sources.architecture import Experts, Image, Scores
 from parastrat.sources.layers import Setting, norm
 from parastrat.sources.transformer import transformer
+from parastrat.sources.windows import Window
 from parastrat.stack import Kernels
 from parastrat.workload import Precision
 
@@ -52,6 +53,25 @@ def test_a_decoder_is_its_table_layers_and_head() -> None:
     assert spec.parameters == spec.active_parameters == 3 * LAYER + 2 * TABLE + NORM
     assert (spec.layers, spec.causal, spec.sequence_length, spec.vocab) == (3, True, T, 100)
     assert (spec.hidden, spec.heads, spec.kv_heads, spec.experts, spec.caveats) == (8, 4, 2, None, ())
+
+
+def test_layers_that_are_given_masks_stand_apart_from_others() -> None:
+    near = Window(size=4, layers=2)
+
+    def repeats(**changes: Any) -> list[int]:
+        return [block.repeat for block in model(**changes).blocks[1:-1]]
+
+    spec = model(window=near)
+    assert repeats(window=near) == [2, 1]
+    masked, plain = spec.blocks[1:3]
+    assert masked.activations.none.replicated - plain.activations.none.replicated == 2 * T * T
+    assert masked.hidden_flops > plain.hidden_flops == 0
+    assert repeats(window=replace(near, whole=(1,))) == [1, 1, 1]
+    # all, or none, or scores that all have
+    assert repeats(window=Window(size=4, layers=3)) == repeats(window=Window(size=T + 1, layers=2)) == [3]
+    assert repeats(window=near, scores=Scores.PLAIN) == [3]
+    mixed = Experts(count=6, top_k=2, ffn=5, dense_layers=1)
+    assert repeats(window=near, experts=mixed) == [1, 1, 1]
 
 
 def test_no_model_has_more_layers_than_can_be_counted() -> None:
@@ -156,7 +176,9 @@ def test_decoder_layers_carry_the_encoders_output_along() -> None:
     # beside biases of 4 heads
     biases = 2 * 4 * T * T
     assert (encoder.boundary_bytes, decoder.boundary_bytes) == (WIDTH, 2 * WIDTH)
-    assert encoder.boundary_fixed == decoder.boundary_fixed == biases
+    assert encoder.boundary_fixed == biases
+    # and zeros in place of biases for the encoder's tokens
+    assert decoder.boundary_fixed == 2 * biases
     # the encoder's output is one tensor for all layers that are computed again
     assert encoder.activations.full == decoder.activations.full == Saved(sequence=WIDTH)
     assert named(spec, "encoder output").activations.full.sequence >= WIDTH

@@ -68,8 +68,10 @@ class Dividing:
         if call.n and self._division.adds_up(weights):
             segment.added_up.append(sum(each.bytes for each in made))
         if call.n and self._division.gathers(weights):
+            regions = {self._division.regions.get(name, name) for name in weights}
             for each in held:
                 each.gathered = True
+                each.regions |= regions
                 if each.way is Split.SEQUENCE:
                     each.way = Split.REPLICATED
         ways = {each.way for each in (*held, *made)}
@@ -85,7 +87,7 @@ class Dividing:
             # of a block that did not run nobody read the input
             alike = [] if segment.twin is None else segments[segment.twin].inputs
             for own, read in zip(segment.inputs, alike, strict=False):
-                own.way, own.gathered = read.way, read.gathered
+                own.way, own.gathered, own.regions = read.way, read.gathered, read.regions
         reached = self._reached(segments)
         for made in {made: None for _, _, made in events}:
             if made.way is Split.VOCABULARY and not self._division.logits:

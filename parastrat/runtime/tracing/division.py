@@ -29,6 +29,8 @@ class Division:
     roles: Mapping[str, Role] = field(default_factory=dict)
     #: of these the tables and heads, whose rows are those of a vocabulary
     vocabulary: frozenset[str] = frozenset()
+    #: of these the columns, with the region that each begins: its modules share one exchange of an input
+    regions: Mapping[str, str] = field(default_factory=dict)
     #: what is whole in the blocks is divided along the sequence
     sequence: bool = False
     #: a loss reads the logits, which stay divided; else the model itself, for which they are gathered
@@ -42,7 +44,20 @@ class Division:
         # weights that are whole in a divided region have no say
         roles = {name: part.role for name, part in told.items() if part and part.role not in _WHOLE}
         vocabulary = (name for name, role in roles.items() if role in _ENDS and not name.startswith(blocks))
-        return cls(roles=roles, vocabulary=frozenset(vocabulary), sequence=layout.sequence, logits=logits)
+        readers = {
+            # without rows nothing tells when all have read
+            reader: group.readers[0] if group.rows else reader
+            for group in layout.groups
+            for reader in group.readers
+        }
+        began = {name: readers.get(name.rpartition(".")[0]) for name in roles}
+        return cls(
+            roles=roles,
+            vocabulary=frozenset(vocabulary),
+            regions={name: region for name, region in began.items() if region is not None},
+            sequence=layout.sequence,
+            logits=logits,
+        )
 
     def of_parameter(self, name: str) -> Split:
         """Return what divides a parameter. A row's bias is one of those that are whole."""

@@ -50,14 +50,19 @@ def measured(tracker: Tracker, without: Collection[Split] = ()) -> list[Measured
     def size(made: Allocation) -> int:
         return 0 if made.way in without else made.bytes
 
+    def lasting(made: Allocation) -> int:
+        """Return it with further copies, which there are where ranks have shares of positions alone."""
+        again = max(len(made.regions) - 1, 0) * made.bytes
+        return size(made) + (again if Split.SEQUENCE in without else 0)
+
     homes = {made: _home(made, segments) for made in tracker.kept}
     kept, core = [0] * len(segments), [0] * len(segments)
     for made, home in homes.items():
-        kept[home] += size(made)
+        kept[home] += lasting(made)
         if made.attention and made.savers.total() == 1:
             core[home] += size(made)
     inputs, shared = _block_inputs(segments, homes, size)
-    moments = _moments(tracker, list(accumulate(kept)), size)
+    moments = _moments(tracker, list(accumulate(kept)), lasting)
     trainable = [sum(tracker.trainable.get(name, 0) for name in own.parameters) for own in segments]
     working = [max((0, *(live for live, _ in own))) for own in moments]
     meanwhile = [_meanwhile(*of_segment) for of_segment in zip(moments, trainable, strict=True)]
@@ -170,10 +175,14 @@ def _meanwhile(moments: list[tuple[int, int]], trainable: int) -> float:
 
 
 def _boundaries(tracker: Tracker) -> list[int]:
-    """Return the bytes of tensors with a gradient that are made up to each segment and read after it."""
+    """Return the bytes of tensors that are made up to each segment and read after it.
+
+    What has no gradient each stage makes itself, but for what blocks return (T5's zeros for biases).
+    """
     steps = [0] * (len(tracker.segments) + 1)
     for made in tracker.allocations:
-        if made.differentiable and not made.constant and made.last_used > made.created:
+        crosses = made.differentiable or bool(tracker.segments[made.created].block)
+        if crosses and not made.constant and made.last_used > made.created:
             steps[made.created] += made.bytes
             steps[made.last_used] -= made.bytes
     return list(accumulate(steps))[:-1]

@@ -40,6 +40,8 @@ class Allocation:
     elements: int = 0
     #: every rank reads all of it
     gathered: bool = False
+    #: for which it is, each of which has a copy of its own
+    regions: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
