@@ -325,12 +325,18 @@ class Stated(Holder):
         steps = torch.tensor([3, 1, 2])
         steps[0] = 7
         self.register_buffer("steps", steps)
+        places = torch.arange(4)
+        places[1:3].zero_()
+        self.register_buffer("places", places)
+        allowed = torch.ones(3, dtype=torch.bool)
+        allowed[:1].fill_(False)
+        self.register_buffer("allowed", allowed)
         self.register_buffer("learned", torch.tensor([1.0, 2.0], requires_grad=True) * 2)
 
 
 def test_values_that_a_constructor_states_are_those_of_the_real_one() -> None:
     held, expected = built(Stated).state_dict(), Stated().state_dict()
-    for name in ("scale", "bounds", "sums", "steps", "learned"):
+    for name in ("scale", "bounds", "sums", "steps", "places", "allowed", "learned"):
         assert torch.equal(held[name], expected[name]), name
         assert held[name].dtype == expected[name].dtype
 

@@ -193,14 +193,15 @@ def _as_constructed(slot: Slot, resets: list[Write], later: list[Write], record:
         if values is not None:
             slot.current().copy_(values)
         return values is not None
-    rest = recorded[len(done) :]
+    rest, anew = recorded[len(done) :], not done
     if recorded[: len(done)] != done:
         own = _beyond(recorded, done)
         if later and not (resets and own and own[0].overwrites(slot.current())):
             return False  # no more than a layer's own beginning, which initialisers replace
         _poison(slot.current())
-        rest = recorded
-    if any(write.depends for write in rest):
+        rest, anew = recorded, True
+    # a write to a part keeps what the tensor was made with, of which writes say nothing
+    if any(write.depends for write in rest) or (anew and not rest[0].overwrites(slot.current())):
         if not done:
             return False  # the constructor alone gave values: all of it is replayed
         values = record.replayed(slot.name, slot.current().device, draws=True)
