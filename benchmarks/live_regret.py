@@ -4,7 +4,9 @@ Usage: python benchmarks/live_regret.py [--ranks N] [--models NAME...] [--rounds
 
 Calibrates this host's processors (or takes the hardware file of an earlier run), plans six models on so
 many processes, and runs every plan that no rule forbids and that fits: steps in rounds, each plan once a
-round, so that whatever else the machine does meets all alike. Printed for each model: the plans that ran,
+round, so that whatever else the machine does meets all alike. New processes take so many plans at a time
+(each holds its own model and process groups), the recommended one always among them: a plan's time is that
+one's, times the median of their ratios round by round. Printed for each model: the plans that ran,
 those that auto_parallelize refused, the plan recommended and the fastest by measurement, by how much the
 former is slower, and Kendall's tau between predictions and measurements.
 """
@@ -91,6 +93,8 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 #: steps of each plan that are not timed
 _WARM_UP = 2
+#: plans that processes hold at once, beside the one that all are compared with: Gloo's groups have threads
+_AT_ONCE = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,8 +166,8 @@ def seconds_of(step: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def measured(config: Any, plans: Sequence[Plan], rounds: int) -> list[tuple[float | None, str]]:
-    """Return the median seconds of a step of every plan on these ranks, or why there is none."""
+def measured(config: Any, plans: Sequence[Plan], rounds: int) -> list[tuple[list[float], str]]:
+    """Return the seconds of a step of every plan on these ranks, by round, or why there are none."""
     steps: dict[int, Callable[[], None]] = {}
     reasons: dict[int, str] = {}
     for place, plan in enumerate(plans):
@@ -178,10 +182,23 @@ def measured(config: Any, plans: Sequence[Plan], rounds: int) -> list[tuple[floa
     for _ in range(rounds):
         for place, step in steps.items():
             times[place].append(seconds_of(step))
-    return [
-        (None, reasons[place]) if place in reasons else (statistics.median(times[place]), "")
-        for place in range(len(plans))
-    ]
+    return [(times.get(place, []), reasons.get(place, "")) for place in range(len(plans))]
+
+
+def of_ranks(job: Job, *, alone: bool) -> list[Plan]:
+    """Return the plans of all ranks, or of one: one process with all cores is no plan of the others'.
+
+    The recommended one comes first, if it is among them.
+    """
+    recommended = job.cases[job.chosen].plan
+    plans = [case.plan for case in job.cases if (case.plan.mesh.world_size == 1) is alone]
+    return sorted(plans, key=lambda plan: plan != recommended)
+
+
+def heats_of(plans: Sequence[Plan]) -> list[list[Plan]]:
+    """Return plans by the processes that measure them, each time behind the first."""
+    first, others = plans[0], plans[1:]
+    return [[first, *others[begin : begin + _AT_ONCE]] for begin in range(0, max(len(others), 1), _AT_ONCE)]
 
 
 def run_here(args: argparse.Namespace) -> None:
@@ -189,17 +206,17 @@ def run_here(args: argparse.Namespace) -> None:
     dist.init_process_group("gloo")
     folder = Path(args.folder)
     alone = dist.get_world_size() == 1
-    job = job_of(folder, args.on)
-    # one process with all cores is no plan of the others' processes
-    plans = [case.plan for case in job.cases if (case.plan.mesh.world_size == 1) is alone]
-    found = measured(config_of(args.models[0]), plans, args.rounds)
+    heats = heats_of(of_ranks(job_of(folder, args.on), alone=alone))
+    found = measured(config_of(args.models[0]), heats[args.heat], args.rounds)
     if dist.get_rank() == 0:
         Path(args.result).write_text(json.dumps(found), encoding="utf-8")
     dist.barrier()
     dist.destroy_process_group()
 
 
-def launched(name: str, folder: Path, on: str, ranks: int, rounds: int) -> list[tuple[float | None, str]]:
+def launched(
+    name: str, folder: Path, on: str, ranks: int, rounds: int, heat: int
+) -> list[tuple[list[float], str]]:
     """Return what ``run_here`` measures on so many new processes, which share the host's cores."""
     result = folder / f"result-{ranks}.json"
     threads = max(1, (os.cpu_count() or 1) // ranks)
@@ -212,10 +229,26 @@ def launched(name: str, folder: Path, on: str, ranks: int, rounds: int) -> list[
         str(ranks),
     ]
     command += [__file__, "--models", name, "--folder", str(folder), "--on", on]
-    command += ["--rounds", str(rounds), "--result", str(result)]
+    command += ["--rounds", str(rounds), "--result", str(result), "--heat", str(heat)]
     # the command is this file
     subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
     return [(seconds, reason) for seconds, reason in json.loads(result.read_text(encoding="utf-8"))]
+
+
+def beside_the_first(
+    heats: Sequence[Sequence[tuple[list[float], str]]],
+) -> list[tuple[float | None, str]]:
+    """Return the seconds of each plan, the first once: that one's, times the median of their ratios."""
+    first = [seconds for heat in heats for seconds in heat[0][0]]
+    if not first:
+        raise ValueError(f"the plan that others are compared with did not run: {heats[0][0][1]}")
+    usual = statistics.median(first)
+    found: list[tuple[float | None, str]] = [(usual, "")]
+    for (beside, _), *others in heats:
+        for seconds, reason in others:
+            ratios = [own / other for own, other in zip(seconds, beside, strict=bool(seconds))]
+            found.append((usual * statistics.median(ratios) if ratios else None, reason))
+    return found
 
 
 def told(name: str, job: Job, found: Sequence[tuple[float | None, str]]) -> tuple[float, float]:
@@ -260,12 +293,15 @@ def compare(args: argparse.Namespace) -> None:
             folder = Path(scratch) / name
             config_of(name).save_pretrained(folder)
             job = job_of(folder, f"{on}:1")
-            alone = [case.plan.mesh.world_size == 1 for case in job.cases]
-            here = {
-                ranks: iter(launched(name, folder, f"{on}:1", ranks, args.rounds))
-                for ranks in {1 if each else args.ranks for each in alone}
-            }
-            found = [next(here[1 if each else args.ranks]) for each in alone]
+            spent: dict[Plan, tuple[float | None, str]] = {}
+            for alone in sorted({case.plan.mesh.world_size == 1 for case in job.cases}):
+                plans, ranks = of_ranks(job, alone=alone), 1 if alone else args.ranks
+                heats = [
+                    launched(name, folder, f"{on}:1", ranks, args.rounds, heat)
+                    for heat in range(len(heats_of(plans)))
+                ]
+                spent |= dict(zip(plans, beside_the_first(heats), strict=True))
+            found = [spent[case.plan] for case in job.cases]
             lost, tau = told(name, job, found)
             losses.append(lost)
             taus.append(tau)
@@ -286,6 +322,7 @@ def main() -> None:
     parser.add_argument("--on", help="a hardware file of parastrat calibrate")
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     parser.add_argument("--result", help=argparse.SUPPRESS)
+    parser.add_argument("--heat", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
     (run_here if "RANK" in os.environ else compare)(args)
 

@@ -41,6 +41,20 @@ def test_nothing_heavy_is_loaded(arguments: tuple[str, ...]) -> None:
     assert _asked(_ASK, *arguments).stderr == "0 []"
 
 
+_FROZEN = """
+import gc
+sys.stderr.write(f" {gc.get_freeze_count() > 0}")
+"""
+_WITH_TORCH = "import sys, types\nsys.modules['torch'] = types.ModuleType('torch')\n"
+
+
+def test_the_last_collection_is_left_out_where_no_torch_counts_what_is_left() -> None:
+    assert _asked(_ASK + _FROZEN, "--version").stderr == "0 [] True"
+    assert _asked(_WITHOUT_TORCH + _ASK + _FROZEN, "--version").stderr == "0 [] True"
+    # Triton's bindings would print it as leaks
+    assert _asked(_WITH_TORCH + _ASK + _FROZEN, "--version").stderr == "0 ['torch'] False"
+
+
 _THREADS = """
 import os
 setting = os.environ.get("OPENBLAS_NUM_THREADS")

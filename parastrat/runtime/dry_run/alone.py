@@ -20,6 +20,9 @@ from parastrat.runtime.tensor_parallel import bench, computed, dropout, proof
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+#: how a schedule of torch 2.15 and of those before begins with its neighbours
+_GREETINGS = ("_initialize_pipeline_distributed_state", "_warmup_p2p")
+
 
 def pretend(rank: int, ranks: int) -> None:
     """Join a process group of which there is no other rank; its collectives leave what they are given."""
@@ -54,7 +57,8 @@ def others_agree() -> Iterator[None]:
         # once in a training, neighbours tell each other whether they know their shapes; torch 2.13 began it
         if hasattr(schedules, "InferenceMode"):
             for kind in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
-                stack.enter_context(patch.object(kind, "_warmup_p2p", _shapes_known))
+                name = next(name for name in _GREETINGS if hasattr(kind, name))
+                stack.enter_context(patch.object(kind, name, _shapes_known))
         yield
 
 
