@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
     finally:
-        # the process takes all that is left with it; the interpreter's last collection would cost 40 ms, but
+        # the process takes all that is left with it; the interpreter's last collection would cost 40 ms.
         # Triton's bindings, which torch brings, would print what is left as leaks
         if sys.modules.get("torch") is None:
             gc.freeze()
