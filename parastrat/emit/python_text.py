@@ -30,11 +30,13 @@ ONE_THREAD = '''
 class OneThread(dist.ProcessGroupGloo):
     """Gloo with one worker thread: the two of torch 2.11 to 2.13 corrupt the heap under DTensors."""
 
-    def __init__(self, store, rank, size, timeout):
+    def __init__(self, store, rank, size, timeout, **further):
         options, names = dist.ProcessGroupGloo._Options(), os.environ.get("GLOO_SOCKET_IFNAME", "")
         devices = [dist.ProcessGroupGloo.create_device(interface=name) for name in names.split(",") if name]
         options._devices = devices or [dist.ProcessGroupGloo.create_default_device()]
         options._timeout, options._threads = timeout, 1
+        for name, value in further.items():  # from torch 2.14 on
+            setattr(options, name, value)
         super().__init__(store, rank, size, options)
 
 '''

@@ -40,6 +40,7 @@ from parastrat.runtime.refusals import (
     check_scalars,
     check_world,
 )
+from parastrat.runtime.releases import warn_of_untried
 from parastrat.runtime.starting import Start, shared_inputs
 from parastrat.runtime.stated import Choice, backend, device_type, stated_choice
 from parastrat.runtime.training.stale import replacing
@@ -90,6 +91,8 @@ def auto_parallelize(  # noqa: PLR0913  (the public face: all but the first are 
             parameters that would be replaced.
     """
     (choice, failure), world = _stated(plan), current_world()
+    if world.rank == 0:
+        warn_of_untried()
     device = own_device(device_type(choice), world)
     if world.world_size > 1:
         join_process_group(backend_string(backend(choice, device.type), device.type), device)

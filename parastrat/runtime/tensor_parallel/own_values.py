@@ -201,5 +201,9 @@ def _hand_over(parameter: Any, leaf: torch.Tensor) -> None:
 def _add(parameter: Any, gradient: torch.Tensor | None) -> None:
     if gradient is None:
         return
+    # as the engine casts what it adds up: FSDP2 of torch 2.15 wants it in fp32 beside weights in 16 bits
+    wanted = getattr(parameter, "grad_dtype", None)
+    if wanted is not None:
+        gradient = gradient.to(wanted)
     known = _divided_as(parameter._spec, gradient)  # noqa: SLF001
     parameter.grad = known if parameter.grad is None else parameter.grad.add_(known)
