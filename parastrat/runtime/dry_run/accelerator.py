@@ -70,6 +70,8 @@ def _of_any_kind(devices: int, own: int) -> dict[str, Any]:
         "current_accelerator": lambda **_: torch.device(_KIND),
         "device_count": lambda: devices,
         "current_device_index": lambda: own,
+        # optimizers of torch 2.14 ask it whether a graph is captured
+        "current_stream": _Order,
     }
 
 
@@ -98,6 +100,9 @@ class _Order(SimpleNamespace):
 
     def query(self) -> bool:
         return True
+
+    def is_capturing(self) -> bool:
+        return False
 
     record = synchronize = wait_stream = wait_event = wait = _nothing
 

@@ -67,8 +67,11 @@ def test_no_driver_is_looked_for_where_torch_is_built_for_one(monkeypatch: pytes
         raise RuntimeError("CUDA driver version is insufficient")
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", missing)
+    monkeypatch.setattr(torch.accelerator, "current_stream", missing)
     with pretended_accelerator(Values(), Watch(FakeTensor), 2, 0):
         assert not torch.cuda.is_current_stream_capturing()
+        # torch 2.14 and later
+        assert not torch.accelerator.current_stream().is_capturing()
 
 
 @pytest.mark.slow
