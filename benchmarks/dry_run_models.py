@@ -49,10 +49,10 @@ def cut(name: str, blocks: int | None = BLOCKS) -> TransformerSource:
         return preset
     own, window = preset.architecture, preset.architecture.window
     if window is not None:
-        # every so many-th layer sees all keys, as in the whole
-        every = own.layers // (own.layers - window.layers) if own.layers > window.layers else blocks + 1
-        whole = tuple(range(every - 1, blocks, every))
-        window = replace(window, layers=blocks - len(whole), whole=whole)
+        # the first ones, as they are in the whole
+        near = window.near(own.layers)[:blocks]
+        whole = tuple(index for index, is_near in enumerate(near) if not is_near)
+        window = replace(window, layers=sum(near), whole=whole)
     return replace(preset, architecture=replace(own, layers=blocks, window=window))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import libraries
@@ -19,16 +19,7 @@ STEPS = 3
 
 def names(of: Iterable[str] = ()) -> list[str]:
     """Return the names of the models of some libraries; of all that are installed if none is given."""
-    return list(_names(of))
-
-
-def _names(of: Iterable[str]) -> Iterator[str]:
-    for library in of or libraries.LIBRARIES:
-        try:
-            yield from libraries.names(library)
-        except SystemExit:  # it is not installed
-            if of:
-                raise
+    return [name for library in of or libraries.installed() for name in libraries.names(library)]
 
 
 def is_of_library(name: str) -> bool:

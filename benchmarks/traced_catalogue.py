@@ -24,13 +24,14 @@ import traceback
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+from parity_recipes import called
 from parity_transformers import said
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -244,13 +245,6 @@ def _size(build: Callable[[], nn.Module]) -> int:
     except ParastratError:  # a finding, where the model runs
         module = build()
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-def called(module: nn.Module, inputs: Any) -> Any:
-    """Call a model with a batch."""
-    if isinstance(inputs, Mapping):
-        return module(**inputs)
-    return module(*inputs) if isinstance(inputs, tuple | list) else module(inputs)
 
 
 def _kept(module: nn.Module, call: Call) -> float:

@@ -12,11 +12,10 @@ traced_catalogue.py says what is counted, and how many samples a batch has.
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
-from libraries import LIBRARIES, members, names
+from libraries import LIBRARIES, installed, members, names
 from libraries.member import Member
 from traced_catalogue import Call, Try, flags, run
 
@@ -49,7 +48,7 @@ def main() -> None:
     parser = flags(__doc__ or "", "traced_libraries.jsonl")
     parser.add_argument("--library", choices=list(LIBRARIES))
     given = parser.parse_args()
-    taken = [given.library] if given.library else list(filter(importlib.util.find_spec, LIBRARIES))
+    taken = [given.library] if given.library else installed()
     if not taken:
         raise SystemExit(f"none of {', '.join(LIBRARIES)} is installed: pip install timm, or another")
     run([name for library in taken for name in names(library)], tries, given)

@@ -29,6 +29,8 @@ class ConfigFormat(StrEnum):
 
 #: the formats of torchtitan, of one version or another
 TORCHTITANS = (ConfigFormat.TORCHTITAN, ConfigFormat.TORCHTITAN_PYTHON)
+#: formats of jobs that operators start pods for
+JOBS = (ConfigFormat.TRAINJOB, ConfigFormat.PYTORCHJOB)
 
 
 class Open(Enum):

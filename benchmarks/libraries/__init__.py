@@ -8,6 +8,7 @@ Every file has ``names()`` and ``members(name)``; a name stands behind its libra
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from types import ModuleType
 
 from libraries.member import Member
@@ -24,6 +25,11 @@ LIBRARIES = {
     "x_transformers": "x_transformers",
     "litgpt": "litgpt",
 }
+
+
+def installed() -> list[str]:
+    """Return the libraries that are installed."""
+    return [library for library in LIBRARIES if importlib.util.find_spec(library) is not None]
 
 
 def names(library: str) -> list[str]:

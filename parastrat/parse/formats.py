@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from typing import TYPE_CHECKING, Any
 
-from parastrat.config_file import FILLED_IN, OPEN, ConfigFormat, whole_number
+from parastrat.config_file import FILLED_IN, JOBS, OPEN, ConfigFormat, whole_number
 from parastrat.parse.form import did_you_mean, written
 from parastrat.parse.plain_values import AUTO, DIGITS, from_text
 from parastrat.parse.problems import Problem
@@ -41,8 +41,6 @@ _CALLED = {
 }
 #: how much of a misspelt option is that of what was meant: of plugins' own there are less
 _MISSPELT = 0.8
-#: formats whose files a tool such as envsubst often fills in before Kubernetes reads them
-_FILLED_IN = (ConfigFormat.TRAINJOB, ConfigFormat.PYTORCHJOB)
 #: how keys begin that are remarks, in formats without comments
 _NOTES = ("_", "//", "#", "comment")
 NOUNS = {
@@ -176,7 +174,8 @@ def _of_key(file: ConfigFile, entry: Mapping[str, Any], key: str) -> Iterator[Pr
     if (
         value is None
         or value is OPEN
-        or (file.format in _FILLED_IN and isinstance(value, str) and FILLED_IN.search(value) is not None)
+        # a tool such as envsubst often fills these in before Kubernetes reads them
+        or (file.format in JOBS and isinstance(value, str) and FILLED_IN.search(value) is not None)
         or any(_is_of(kind, value, file.format) for kind in accepted if kind != DIGITS)
     ):
         return
@@ -213,7 +212,7 @@ def _of_unknown(file: ConfigFile, entry: Mapping[str, Any], key: str, path: str)
     hint = f"did you mean {near}?" if near else "remove it; there is no such key here"
     if file.format is ConfigFormat.SCRIPT:
         hint = f"did you mean --{near}?" if near else "remove it, or put it behind the script's name"
-        text, name = f"is no option of {entry['command']}", f"{'--' if len(key) > 1 else '-'}{key}"
+        text, name = f"is no option of {entry['command']}", _option(key)
     elif not near and entry.get("extended_by"):
         hint = f"remove it, or name the module that adds it in {entry['extended_by'][0]}"
     yield Problem(key=path, name=name, text=text, hint=hint, code="PS606" if ignored else "PS601")
@@ -224,12 +223,16 @@ def _of_plugins(entry: Mapping[str, Any], key: str, path: str) -> Problem:
     near = did_you_mean(key, list(entry["keys"]), alike=_MISSPELT)
     # a beginning that several have
     near = near or next((known for known in entry["keys"] if len(key) > 1 and known.startswith(key)), None)
-    name = f"--{key}" if len(key) > 1 else f"-{key}"
-    text = f"is no option of {entry['command']}"
+    name, text = _option(key), f"is no option of {entry['command']}"
     if near is not None:
         return Problem(key=path, name=name, text=text, hint=f"did you mean --{near}?", code="PS601")
     hint = "remove it, unless a plugin of the cluster's Slurm adds it"
     return Problem(key=path, name=name, text=f"{text} itself", hint=hint, code="PS609")
+
+
+def _option(key: str) -> str:
+    """Return an option as a command takes it: a letter behind one hyphen, a word behind two."""
+    return f"--{key}" if len(key) > 1 else f"-{key}"
 
 
 def _whole(text: str) -> str:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.config_file import ConfigFormat
 from parastrat.finding import Hit, Severity
+from parastrat.rules.rank_facts import OF_JOB, OF_RANK
 from parastrat.rules.rule import file_rule
 
 if TYPE_CHECKING:
@@ -15,11 +16,12 @@ if TYPE_CHECKING:
 
 #: beginnings of names that libraries read, and whole ones
 _READ = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "PET_", "OMPI_", "UCX_", "FI_", "HF_")
-_READ_WHOLE = frozenset(
-    {"CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"}
+_READ_WHOLE = (
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
 )
-#: what ranks read that no launcher of torch's tells
-_OF_RANKS = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"})
 
 
 @file_rule(
@@ -34,7 +36,8 @@ def variables_are_handed_on(file: ConfigFile) -> Iterator[Hit]:
     A shell keeps what is set without ``export`` to itself, unless the name came to it exported. The setting
     stands in the script, is believed, and reaches no process.
     """
-    wanted = _READ_WHOLE | (_OF_RANKS if file.get("ranks") else frozenset())
+    # no launcher of torch's tells ranks theirs
+    wanted = (*_READ_WHOLE, *((*OF_JOB, *OF_RANK) if file.get("ranks") else ()))
     started = any(file.get(section) is not None for section in ("started", "ranks"))
     for name, value in (file.get("kept") or {}).items() if started else ():
         if name in wanted or name.startswith(_READ):

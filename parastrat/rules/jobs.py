@@ -12,9 +12,6 @@ if TYPE_CHECKING:
     from parastrat.config_file import ConfigFile
     from parastrat.rules.pod_facts import Pods
 
-#: formats of jobs that operators start pods for
-JOBS = (ConfigFormat.TRAINJOB, ConfigFormat.PYTORCHJOB)
-
 
 def pods_of(file: ConfigFile) -> tuple[Pods, ...]:
     """Return the pods of a job, those that are alike together."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from parastrat.config_file import JOBS
 from parastrat.finding import Hit, Severity
-from parastrat.rules.jobs import JOBS, pods_of
+from parastrat.rules.jobs import pods_of
 from parastrat.rules.rule import file_rule
 from parastrat.units import MIB
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from parastrat.config_file import FILLED_IN, whole_number
+from parastrat.config_file import FILLED_IN, JOBS, whole_number
 from parastrat.finding import Hit, Severity
-from parastrat.rules.jobs import JOBS, pods_of
+from parastrat.rules.jobs import pods_of
 from parastrat.rules.pod_facts import entries, label_of
 from parastrat.rules.rule import file_rule
 

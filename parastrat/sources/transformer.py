@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.errors import ModelError
 from parastrat.model import Block, Family, ModelSpec, Split
-from parastrat.sources.attending import by_masks, masked_share
+from parastrat.sources.attending import by_masks
 from parastrat.sources.casts import with_autocast
 from parastrat.sources.ends import classifier, embedding, head, patches
 from parastrat.sources.feed_forward import computed_experts
@@ -142,27 +142,22 @@ def _counts(blocks: tuple[Block, ...], a: Architecture) -> tuple[int, int]:
 
 def _single_stack(setting: Setting) -> tuple[Block, ...]:
     a = setting.architecture
-    causal, runs = a.family is Family.DECODER, _runs(setting)
-    of_masks = by_masks(setting)
+    plain, given = of_masks = by_masks(setting)
+    masked = [False] * a.layers if a.window is None or given is plain else a.window.near(a.layers)
+    causal, runs = a.family is Family.DECODER, _runs(a, masked)
     # one of each kind: where every other layer has experts there are as many runs as layers
-    layers = {
-        (mixed, near, repeat): layer(of_masks[near], repeat, causal=causal, mixed=mixed)
-        for mixed, near, repeat in set(runs)
-    }
+    layers = {run: layer(of_masks[run[1]], run[2], causal=causal, mixed=run[0]) for run in set(runs)}
     return (embedding(setting), *(layers[run] for run in runs), head(setting))
 
 
-def _runs(setting: Setting) -> list[tuple[bool, bool, int]]:
+def _runs(a: Architecture, masked: list[bool]) -> list[tuple[bool, bool, int]]:
     """Return the layers in order as runs of equal ones.
 
-    With experts or without; given a mask, where only some are; and how many.
+    With experts or without; with a mask or without, as ``masked`` says; and how many.
     """
-    a = setting.architecture
     mixed = [
         a.experts is not None and index >= a.experts.dense_layers and (index + 1) % a.experts.period == 0
         for index in range(a.layers)
     ]
-    apart = a.window is not None and 0 < masked_share(setting, setting.tokens) < 1
-    near = a.window.near(a.layers) if apart and a.window is not None else [False] * a.layers
-    runs = groupby(zip(mixed, near, strict=True))
+    runs = groupby(zip(mixed, masked, strict=True))
     return [(*kind, sum(1 for _ in run)) for kind, run in runs]
