@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 #: stands in commands and files for the training script, whose name nobody has told
 YOUR_SCRIPT = "YOUR_SCRIPT.py"
+#: jobs that may share a node meet at FIRST_PORT + number % PORTS: below the ports that Linux gives to
+#: connections (net.ipv4.ip_local_port_range: from 32768), which may be taken before rank 0 listens
+FIRST_PORT, PORTS = 20_000, 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

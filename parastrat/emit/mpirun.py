@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from parastrat.emit.shell import SCRIPT_USAGE, check_applied, check_ranks, head, variables
 from parastrat.emit.text_file import TextFile
+from parastrat.launch import FIRST_PORT, PORTS
 
 if TYPE_CHECKING:
     from parastrat.case import Case
@@ -18,7 +19,8 @@ _SCRIPT = """\
 {hosts}
 # ranks find each other there, also where MPI carries nothing but their start; jobs of one node on ports of
 # their own
-export MASTER_ADDR="${{MASTER_ADDR:-{first}}}" MASTER_PORT="${{MASTER_PORT:-$((10000 + $$ % 50000))}}"
+export MASTER_ADDR="${{MASTER_ADDR:-{first}}}"
+export MASTER_PORT="${{MASTER_PORT:-$(({first_port} + $$ % {ports}))}}"
 # this shell's interpreter, by the path that it has on all nodes
 for program in "${{PYTHON:=python}}" mpirun; do
     if ! command -v "$program" > /dev/null; then
@@ -84,6 +86,8 @@ def emit(case: Case) -> tuple[TextFile, ...]:
         hosts=_ONE_NODE if launch.nodes == 1 else _NODES.format(nodes=launch.nodes),
         first="127.0.0.1" if launch.nodes == 1 else "${hosts%%,*}",
         names=" ".join(["PARASTRAT_PLAN", "MASTER_ADDR", "MASTER_PORT", *launch.env]),
+        first_port=FIRST_PORT,
+        ports=PORTS,
         ranks=launch.ranks_per_node,
         world=launch.world_size,
     )

@@ -38,7 +38,7 @@ _BUILT = "name a model that can be built here, with --model path.py:callable or 
 def emit(
     case: Case, division: Division | None = None, staging: Staging | None = None
 ) -> tuple[TextFile, ...]:
-    """Return ``parallelize.py`` for torch 2.11 to 2.13: ``build_mesh`` and ``parallelize(model, mesh)``.
+    """Return ``parallelize.py`` for torch 2.11 and later: ``build_mesh`` and ``parallelize(model, mesh)``.
 
     Args:
         case: the plan and what it was made for.

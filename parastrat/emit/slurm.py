@@ -22,6 +22,7 @@ from parastrat.emit.shell import (
 )
 from parastrat.emit.text_file import TextFile
 from parastrat.hardware import DeviceType
+from parastrat.launch import FIRST_PORT, PORTS
 from parastrat.units import counted
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ fi
 hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")
 head=${{hosts%%$'\\n'*}}
 # jobs that share a node get ports of their own
-port=$((10000 + SLURM_JOB_ID % 50000))
+port=$(({first_port} + SLURM_JOB_ID % {ports}))
 
 # srun does not inherit --cpus-per-task since Slurm 22.05. In single quotes, SLURMD_NODENAME is expanded
 # by each node for itself: the name under which the other nodes find it.
@@ -63,7 +64,7 @@ srun --kill-on-bad-exit=1 --cpus-per-task="{cpus}" \\
 
 
 def emit(case: Case) -> tuple[TextFile, ...]:
-    """Return ``job.sbatch`` for Slurm from 22.05 and torchrun of torch 2.11 to 2.13.
+    """Return ``job.sbatch`` for Slurm from 22.05 and torchrun of torch 2.11 and later.
 
     Partition, account and time are the site's: they are given to sbatch. ``plan.toml`` is expected in the
     folder in which sbatch is called, or where ``PARASTRAT_PLAN`` says.
@@ -82,6 +83,8 @@ def emit(case: Case) -> tuple[TextFile, ...]:
         plan_check=plan_check(
             "job.sbatch", "call sbatch in the plan's folder, or set PARASTRAT_PLAN to its absolute path"
         ),
+        first_port=FIRST_PORT,
+        ports=PORTS,
         nodes=launch.nodes,
         told_nodes=counted(launch.nodes, "node"),
         ranks=launch.ranks_per_node,

@@ -31,7 +31,7 @@ exec torchrun --nnodes {nodes} --nproc-per-node {ranks} \\
 
 
 def emit(case: Case) -> tuple[TextFile, ...]:
-    """Return ``run.sh`` for torchrun of torch 2.11 to 2.13; it expects ``plan.toml`` beside it.
+    """Return ``run.sh`` for torchrun of torch 2.11 and later; it expects ``plan.toml`` beside it.
 
     Raises:
         EmitError: torchrun cannot start this plan, or ``auto_parallelize`` does not apply it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from ports import free_port
 
 from parastrat.check import check_file
 from parastrat.check.known import Given
@@ -214,12 +214,6 @@ def environment(**more: str) -> dict[str, str]:
     return {**keep, "PATH": path, **more}
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def start(folder: Path, *command: str, **env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, env=environment(**env), stderr=subprocess.PIPE, text=True)
 
@@ -266,7 +260,7 @@ def test_run_sh_on_two_nodes_makes_one_world(
 ) -> None:
     folder = tmp_path / "out"
     written(folder, emitted(Target.TORCHRUN, small_case(case_of, cpu_device, 2)))
-    env = {"HEAD": "127.0.0.1", "RDZV_PORT": free_port(), "RDZV_ID": "7"}
+    env = {"HEAD": "127.0.0.1", "RDZV_PORT": str(free_port()), "RDZV_ID": "7"}
     agents = [start(folder, "bash", "run.sh", "train.py", "x", **env) for _ in range(2)]
     for agent in agents:
         code, errors = finished(agent)
@@ -302,7 +296,7 @@ def slurm_environment(folder: Path, nodes: int = 2) -> dict[str, str]:
         "SLURM_SUBMIT_DIR": str(folder),
         "SLURM_JOB_NODELIST": "fake[1-2]",
         "SLURM_NNODES": str(nodes),
-        "SLURM_JOB_ID": free_port(),
+        "SLURM_JOB_ID": str(free_port()),
         "SLURM_CPUS_ON_NODE": "2",
     }
 
@@ -333,7 +327,7 @@ def test_the_batch_script_starts_one_agent_a_node(
     log = (folder / "srun.log").read_text().splitlines()
     assert len(log) == 1
     assert log[0].startswith("srun --kill-on-bad-exit=1 --cpus-per-task=2 bash -c exec torchrun")
-    port = 10_000 + int(env["SLURM_JOB_ID"]) % 50_000
+    port = env["SLURM_JOB_ID"]  # they are drawn from the same
     assert (
         f"--rdzv-id {env['SLURM_JOB_ID']} --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} " in log[0]
     )

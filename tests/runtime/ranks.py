@@ -12,7 +12,6 @@ import multiprocessing.forkserver
 import os
 import pickle
 import runpy
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing
+from ports import free_port
 
 from parastrat.errors import ParastratError
 
@@ -70,9 +70,7 @@ def on_ranks(world_size: int, function: Callable[..., Any], *arguments: Any) -> 
     start_server()
     context = torch.multiprocessing.get_context("forkserver")
     answers = context.SimpleQueue()
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     processes = [
         context.Process(target=_rank, args=(rank, world_size, port, answers, function, arguments))
         for rank in range(world_size)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from ports import free_port
 from runtime.models import plan
 
 from parastrat.errors import LaunchError, MismatchError, ParastratError, PlanFileError, UsageError
@@ -291,15 +289,6 @@ dist.destroy_process_group()
 """
     code, out, err = ended(started(tmp_path, script, max_restarts=1))
     assert (code, out) == (0, "attempt 0\nattempt 1\n"), err
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on, and that no connection of another test is given meanwhile."""
-    for port in random.Random(os.getpid()).sample(range(20_000, 30_000), 100):  # noqa: S311 - no secret
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
-    raise OSError("100 ports are in use")
 
 
 @pytest.mark.slow

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from ports import free_port
 
 from parastrat.errors import LaunchError
 from parastrat.plan import Backend
@@ -109,22 +109,15 @@ def start(port: int, *arguments: str) -> list[subprocess.Popen[str]]:
     ]
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "code"), [(("dp_replicate",), 0), (("dp_shard",), 0), (("dp_replicate", "raise"), 3)]
 )
-def test_processes_end_as_they_should(arguments: tuple[str, ...], code: int, free_port: int) -> None:
+def test_processes_end_as_they_should(arguments: tuple[str, ...], code: int) -> None:
     """Without our farewell, DDP on Gloo aborts in some of the runs (pytorch#190489)."""
     ended = [
         (process.communicate(timeout=120)[1], process.returncode)
-        for process in start(free_port, *arguments)
+        for process in start(free_port(), *arguments)
     ]
     assert [returncode for _, returncode in ended] == [code, code], ended
     assert not any("terminate called" in errors for errors, _ in ended)

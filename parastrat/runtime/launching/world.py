@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from parastrat.errors import LaunchError
+from parastrat.launch import FIRST_PORT, PORTS
 from parastrat.plan import Backend
 from parastrat.runtime.communication.gloo import one_gloo_thread
 
@@ -35,7 +36,6 @@ _LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),  # srun; absent in a batch script's shell
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"),  # MPICH, Intel MPI
 )
-_SLURM_FIRST_PORT, _SLURM_PORTS = 20_000, 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +84,7 @@ def set_rendezvous(environment: MutableMapping[str, str], world: World) -> None:
         environment["MASTER_ADDR"] = _first_host(environment, world)
     if "MASTER_PORT" not in environment:
         job = int(environment.get("SLURM_JOB_ID", "0"))
-        environment["MASTER_PORT"] = str(_SLURM_FIRST_PORT + job % _SLURM_PORTS) if job else "29500"
+        environment["MASTER_PORT"] = str(FIRST_PORT + job % PORTS) if job else "29500"
 
 
 def _first_host(environment: Mapping[str, str], world: World) -> str:

@@ -22,7 +22,8 @@ export NCCL_SOCKET_IFNAME=eth0
 hosts=localhost
 # ranks find each other there, also where MPI carries nothing but their start; jobs of one node on ports of
 # their own
-export MASTER_ADDR="${MASTER_ADDR:-127.0.0.1}" MASTER_PORT="${MASTER_PORT:-$((10000 + $$ % 50000))}"
+export MASTER_ADDR="${MASTER_ADDR:-127.0.0.1}"
+export MASTER_PORT="${MASTER_PORT:-$((20000 + $$ % 10000))}"
 # this shell's interpreter, by the path that it has on all nodes
 for program in "${PYTHON:=python}" mpirun; do
     if ! command -v "$program" > /dev/null; then

@@ -32,7 +32,8 @@ if (( ${#each[@]} != 2 )); then
 fi
 # ranks find each other there, also where MPI carries nothing but their start; jobs of one node on ports of
 # their own
-export MASTER_ADDR="${MASTER_ADDR:-${hosts%%,*}}" MASTER_PORT="${MASTER_PORT:-$((10000 + $$ % 50000))}"
+export MASTER_ADDR="${MASTER_ADDR:-${hosts%%,*}}"
+export MASTER_PORT="${MASTER_PORT:-$((20000 + $$ % 10000))}"
 # this shell's interpreter, by the path that it has on all nodes
 for program in "${PYTHON:=python}" mpirun; do
     if ! command -v "$program" > /dev/null; then
