@@ -107,7 +107,7 @@ ON_TWO: dict[str, dict[str, Any]] = {
     "pp": IN_STAGES,
     "pp, selective": IN_STAGES | SELECTIVE,
 }
-DRAWN = drawn(list(ON_TWO), 2)
+DRAWN = drawn(list(ON_TWO), 1)
 
 
 def two_ranks() -> dict[str, Any]:

@@ -20,7 +20,7 @@ from runtime.training import (
 
 from parastrat.workload import Precision
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.always]
 
 CELLS = [
     (world, strategy, model, variant)

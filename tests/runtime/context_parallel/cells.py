@@ -26,9 +26,9 @@ from parastrat.plan import Recompute
 #: beside cp
 TP: dict[str, Any] = {"tp": 2, "sequence_parallel": True, "loss_parallel": True}
 #: models that two ranks train, and ways in which four do
-DRAWN = drawn_of(DIVIDED, 3)
+DRAWN = drawn_of(DIVIDED, 2)
 OF_FOUR: dict[str, dict[str, Any]] = drawn_of(
-    {"fsdp2+cp": {"dp_shard": 2}, "hsdp+cp": {"dp_replicate": 2}, "cp 4": {"cp": 4}}, 2
+    {"fsdp2+cp": {"dp_shard": 2}, "hsdp+cp": {"dp_replicate": 2}, "cp 4": {"cp": 4}}, 1
 )
 
 

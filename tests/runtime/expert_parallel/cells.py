@@ -39,7 +39,7 @@ _OF_FOUR: dict[str, dict[str, Any]] = {
     "fsdp2+cp+tp+ep": {"cp": 2, **TP, "ep": 4},
 }
 #: those in which experts that attend are tried
-OF_ATTENDING = drawn(list(_OF_FOUR), 3)
+OF_ATTENDING = drawn(list(_OF_FOUR), 2)
 
 
 def attending() -> nn.Module:

@@ -84,7 +84,7 @@ _OF_FOUR: dict[str, tuple[Any, dict[str, Any]]] = {
     "tp+ep": (dense, {"pp": 2, **TP, "ep": 2, "shard": Shard.NONE}),
 }
 #: on four ranks
-OF_FOUR = drawn_of(_OF_FOUR, 3)
+OF_FOUR = drawn_of(_OF_FOUR, 2)
 #: on eight ranks, each of which proves its divisions
 _OF_EIGHT: dict[str, tuple[Any, dict[str, Any]]] = {
     "cp+tp+ep": (attending, {"pp": 2, "cp": 2, **TP, "ep": 4}),
