@@ -18,8 +18,8 @@ settings.register_profile("parastrat", deadline=None)
 settings.load_profile("parastrat")
 
 _TESTS = Path(__file__).parent
-#: where files start several training processes each: minutes on two cores. Of such files in one folder, a run
-#: takes a third, of a few all, and those that say always; so a file that is asked for by name is run
+#: where files start several training processes each: minutes on two cores. Of such files in one folder a
+#: run takes a third, of a few all, and those that say always; so a file that is asked for by name is run
 _TRAINING = (_TESTS / "runtime", _TESTS / "emit")
 _SHARE, _FEW = 3, 3
 
