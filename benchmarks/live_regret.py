@@ -38,6 +38,7 @@ from parastrat.cli.facts import resolved
 from parastrat.cli.flags import JobFlags
 from parastrat.comparison import Rival, ranking_of
 from parastrat.errors import ParastratError
+from parastrat.launch import ON_PROCESSORS
 from parastrat.plan import Plan, Recompute
 from parastrat.search import Constraints, find_plan
 from parastrat.search.rows import plan_at
@@ -231,7 +232,8 @@ def launched(
     command += [__file__, "--models", name, "--folder", str(folder), "--on", on]
     command += ["--rounds", str(rounds), "--result", str(result), "--heat", str(heat)]
     # the command is this file
-    subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)})
+    own = {"OMP_NUM_THREADS": str(threads), **ON_PROCESSORS}
+    subprocess.run(command, check=True, env={**os.environ, **own})
     return [(seconds, reason) for seconds, reason in json.loads(result.read_text(encoding="utf-8"))]
 
 

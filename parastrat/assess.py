@@ -11,7 +11,8 @@ from parastrat.case import Case
 from parastrat.columns import Columns
 from parastrat.cost import time_columns, time_estimate
 from parastrat.estimate import Estimate
-from parastrat.launch import Launch
+from parastrat.hardware import DeviceType
+from parastrat.launch import ON_PROCESSORS, Launch
 from parastrat.memory import memory_columns, memory_estimate
 from parastrat.memory.host import host_of
 from parastrat.remembered import remembered
@@ -135,6 +136,8 @@ def launch_of(hardware: Hardware, plan: Plan) -> Launch:
     """Return how the plan's processes are started on this hardware."""
     world, decision = plan.mesh.world_size, _decision_of(hardware)
     env = dict(decision.env)
+    if hardware.device.type is DeviceType.CPU:
+        env |= ON_PROCESSORS
     cores = hardware.host.cores
     if cores is not None and world > 1:
         # torchrun sets one thread where nothing is said; ranks that share a host share its cores

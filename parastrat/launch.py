@@ -10,6 +10,9 @@ YOUR_SCRIPT = "YOUR_SCRIPT.py"
 #: jobs that may share a node meet at FIRST_PORT + number % PORTS: below the ports that Linux gives to
 #: connections (net.ipv4.ip_local_port_range: from 32768), which may be taken before rank 0 listens
 FIRST_PORT, PORTS = 20_000, 10_000
+#: of processes that compute on processors: malloc asks for huge pages, of which 512 times fewer are given
+#: anew as large tensors come and go; glibc from 2.35 reads it (its manual, "Memory Allocation Tunables")
+ON_PROCESSORS = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from jobs import TERA, block, job, matmul, plan
 from parastrat.assess import assess, assess_all, columns_of, launch_of, peak_flops_per_s
 from parastrat.case import Facts
 from parastrat.estimate import Estimate
-from parastrat.hardware import Host, Rates
+from parastrat.hardware import DeviceType, Host, Rates
 from parastrat.plan import Offload
 from parastrat.workload import Precision
 
@@ -114,6 +114,13 @@ def test_ranks_share_their_hosts_cores(cores: int, threads: str) -> None:
 def test_threads_are_left_alone_where_nothing_is_shared_or_known() -> None:
     assert "OMP_NUM_THREADS" not in launch_of(job(hardware={"host": Host(cores=96)}).hardware, plan()).env
     assert "OMP_NUM_THREADS" not in launch_of(job(hardware={"host": Host()}).hardware, plan(tp=2)).env
+
+
+def test_processes_that_compute_on_processors_ask_for_huge_pages() -> None:
+    """Memory that comes and goes with each step was given page by page: a third of some steps."""
+    assert "GLIBC_TUNABLES" not in launch_of(job().hardware, plan()).env
+    processors = job(device={"type": DeviceType.CPU}).hardware
+    assert launch_of(processors, plan()).env["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
 
 
 def test_one_process_needs_no_backend() -> None:

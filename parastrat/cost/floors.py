@@ -124,8 +124,8 @@ def weights_floor(
 ) -> Seconds:
     """Return the seconds below which ``time_floor`` does not get where blocks and bubble take ``work``.
 
-    On top come the step's constant, the optimizer, and the collectives of parameters and gradients, without
-    resharding. What they hide behind is at most all the work.
+    On top come the step's constant, the optimizer, gradients that are added, and the collectives of
+    parameters and gradients, without resharding. What they hide behind is at most all the work.
 
     Args:
         facts: the job.
@@ -135,6 +135,7 @@ def weights_floor(
         weights: what ``least_weights_s`` tells of the plans.
     """
     floor = work + facts.stack.step_constant_s + weights["optimizer"]
+    floor = floor + (micro_batches - 1) * weights["summed"]
     if "each" not in weights:
         return floor
     return floor + exposed_s(weights, np.where(columns.pp > 1, 1, micro_batches), micro_batches, work)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.cost.offload import host_update_s, offloads
+from parastrat.cost.offload import host_sum_s, host_update_s, offloads, offloads_parameters
 from parastrat.elementwise import some
 from parastrat.plan import Shard
 from parastrat.ranks import block_kinds
-from parastrat.ranks.division import local_total
+from parastrat.ranks.division import division, local, local_total, sharded_total
 from parastrat.ranks.states import element_bytes, unit_totals, updated_parameters
 from parastrat.workload import Precision
 
@@ -34,6 +34,26 @@ def optimizer_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:
     if some(away):
         here = np.where(away, host_update_s(facts, c, load, moved), here)
     return here + _weights_cast_s(facts, c, load)
+
+
+def sum_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:
+    """Return what adding the gradients of a micro-batch to those of the ones before takes.
+
+    Autograd does that with a kernel for each weight (torch/csrc/autograd/functions/accumulate_grad.h),
+    FSDP2 with its shards. Where a pipeline runs, gradients are reduced once, so that all are added whole.
+    Stacks that fuse blocks by hand add in the products that give gradients (Megatron-LM's
+    ``gradient_accumulation_fusion``).
+    """
+    if facts.stack.kernels.fused:
+        return 0.0
+    element, fsdp = element_bytes(facts), c.shard == code_of(Shard.PARAMETERS)
+    added = sharded_total(local(load.trainable, c), division(c), fsdp & (c.pp == 1))
+    # FSDP2's whole ones come in the format of products (_fsdp_param.py, to_accumulated_grad_if_needed)
+    come = np.where(fsdp & (c.pp > 1), element.compute, element.gradient)
+    moved = added * (2 * element.gradient + come) * facts.stack.elementwise_factor
+    seconds: Seconds = moved / facts.hardware.device.memory_bytes_per_s
+    away = offloads_parameters(c)
+    return np.where(away, (c.pp == 1) * host_sum_s(facts, c, load), seconds) if some(away) else seconds
 
 
 def _weights_cast_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:

@@ -12,8 +12,8 @@ from parastrat.cost.bubble import bubble_s
 from parastrat.cost.communication import fabric_of
 from parastrat.cost.data_parallel import UnitSeconds, copied_s, data_parallel_s, fsdp_unit_s, gatherings
 from parastrat.cost.expert_sums import expert_sum_s, expert_sums
-from parastrat.cost.offload import host_sum_s, offloads_parameters, rests_on_assumed
-from parastrat.cost.optimizer import optimizer_s
+from parastrat.cost.offload import offloads_parameters, rests_on_assumed
+from parastrat.cost.optimizer import optimizer_s, sum_s
 from parastrat.cost.sends import pipeline_sends_s
 from parastrat.cost.uncertainty import ASSUMED_SPREAD, assumes_rates, time_spread
 from parastrat.distinct import distinct
@@ -139,12 +139,11 @@ def _of_distinct(facts: Facts, columns: Columns) -> dict[str, Any]:
 def weights_s(facts: Facts, c: Columns, load: RankLoad) -> dict[str, Any]:
     """Return the seconds of a rank's collectives of parameters and gradients, and of its optimizer step."""
     fabric = _fabric(facts)
-    found = {"optimizer": optimizer_s(facts, c, load)}
+    found = {"optimizer": optimizer_s(facts, c, load), "summed": sum_s(facts, c, load)}
     if some(offloads_parameters(c)):
         gathers = fabric is not None and c.shard == code_of(Shard.PARAMETERS)
         alone = copied_s(facts, c, load)
         found["copied"], found["copied_again"] = (np.where(gathers, 0.0, part) for part in alone)
-        found["summed"] = host_sum_s(facts, c, load)
     if fabric is None:
         return found
     units = fsdp_unit_s(facts, c, unit_totals(block_kinds(facts.model)), fabric)
@@ -174,7 +173,7 @@ def rank_step(facts: Facts, c: Columns, one: dict[str, Any]) -> dict[str, Any]:
         "dp_exposed": zero,
         "pp_bubble": bubble_s(c, one, one["of_all"]),
         "pp_exposed": pipeline_sends_s(facts, c, _fabric(facts)),
-        "optimizer": one["optimizer"],
+        "optimizer": one["optimizer"] + (steps - 1) * one["summed"],
     }
     if "sums" in one:
         parts["tp_exposed"] = parts["tp_exposed"] + expert_sums(c) * one["sums"]
@@ -185,7 +184,6 @@ def rank_step(facts: Facts, c: Columns, one: dict[str, Any]) -> dict[str, Any]:
         copied = {"each": one["copied"], "again": one["copied_again"], "once": 0.0, "alone": 0.0}
         copied["overlap"] = facts.stack.fsdp_overlap
         parts["dp_exposed"] = parts["dp_exposed"] + exposed_s(copied, gatherings(c), steps, compute)
-        parts["optimizer"] = parts["optimizer"] + (gatherings(c) - 1) * one["summed"]
     return {**parts, "step": sum(parts[part] for part in PARTS)}
 
 

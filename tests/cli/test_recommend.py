@@ -55,22 +55,28 @@ def test_the_front_falls_in_memory_and_rises_in_time(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("on", "said"),
+    ("model", "on", "said"),
     [
         (
+            "llama-3.1-8b",
             "dgx-h100:4",
-            "at half of it HSDP + CP (dp_replicate 4 x dp_shard 4 x cp 2), which is simpler, would be",
+            "at half of it HSDP + CP (dp_replicate 4 x dp_shard 4 x cp 2) would be",
         ),
-        ("dgx-a100:2", "at half and double of it the recommendation stands"),
+        (
+            "gpt-oss-120b",
+            "hls-gaudi3:4",
+            "at half of it FSDP2 + EP (dp_shard 32, ep 2), which is simpler, would be",
+        ),
+        ("llama-3.1-8b", "dgx-a100:2", "at half and double of it the recommendation stands"),
     ],
 )
 def test_what_hangs_on_a_rate_that_was_not_measured_is_said(
-    capsys: pytest.CaptureFixture[str], on: str, said: str
+    capsys: pytest.CaptureFixture[str], model: str, on: str, said: str
 ) -> None:
-    text = " ".join(answered(capsys, job=("llama-3.1-8b", "--on", on)).split())
+    text = " ".join(answered(capsys, job=(model, "--on", on)).split())
     assert "GB/s a device is derived, not measured: " in text
     assert said in text
-    doubt = json.loads(answered(capsys, "--json", job=("llama-3.1-8b", "--on", on)))["network_doubt"]
+    doubt = json.loads(answered(capsys, "--json", job=(model, "--on", on)))["network_doubt"]
     assert (doubt["kind"], [each["factor"] for each in doubt["doubts"]]) == ("derived", [0.5, 2.0])
     assert any(each["flips"] for each in doubt["doubts"]) == ("would be" in said)
 
@@ -229,7 +235,7 @@ def test_the_command_that_writes_the_plan_decides_by_the_same_tolerance(
 @pytest.mark.parametrize(
     ("job", "tools"),
     [
-        (("gpt-oss-120b", "--on", "hls-gaudi3:8"), "(hccl_demo, ib_write_bw)"),
+        (("gpt-oss-120b", "--on", "hls-gaudi3:4"), "(hccl_demo, ib_write_bw)"),
         (("bert-base", "--on", "cpu:1000"), "(iperf3)"),
     ],
 )

@@ -127,9 +127,12 @@ def test_a_kernel_that_updates_at_once_moves_what_it_has_to() -> None:
 def test_an_optimizer_alone_has_one_copy_a_step() -> None:
     fields = {"dp_shard": 4, "shard": Shard.PARAMETERS, "offload": Offload.OPTIMIZER}
     once = 2 * GB * MOVED * APART / MEMORY + 2 * GB / 4 * (KEPT + GRADIENT) / LINK
-    for steps in (1, 3):
-        found = time(offloading(), **fields, gradient_accumulation_steps=steps)
-        assert found.optimizer == pytest.approx(once)
+    one, three = (
+        time(offloading(), **fields, gradient_accumulation_steps=steps).optimizer for steps in (1, 3)
+    )
+    assert one == pytest.approx(once)
+    # gradients are added on the device
+    assert 0 < three - one < once / 100
     assert copied(offloading(), **fields) == 0
 
 

@@ -28,6 +28,7 @@ from parastrat.estimate import TimeEstimate
 from parastrat.hardware import FigureKind, Link, Provenance
 from parastrat.model import Block, Parameters, Split
 from parastrat.plan import Offload, PipelineSchedule, Plan, Recompute, Shard
+from parastrat.stack import Kernels
 from parastrat.stage_load import StageLoad
 from parastrat.tables import facts_columns
 from parastrat.units import MIB
@@ -503,7 +504,30 @@ def test_the_optimizer_reads_gradients_and_reads_and_writes_the_rest() -> None:
     assert updated(facts) == pytest.approx(2 * GB * (4 + 2 * (4 + 8)) * 1.5 / TERA)
     plain = job(layer(parameters=dense(1)), optimizer=Optimizer.SGD, precision=Precision.BF16)
     assert updated(plain) == pytest.approx(2 * GB * (2 + 2 * 2) / TERA)
-    assert updated(facts, gradient_accumulation_steps=4) == updated(facts)
+
+
+def summed(facts: Facts, micro_batches: int = 4, **fields: Any) -> float:
+    """Return the bytes that adding gradients moves for each parameter of a layer."""
+    found = updated(facts, gradient_accumulation_steps=micro_batches, **fields) - updated(facts, **fields)
+    return found * TERA / (2 * GB)
+
+
+def test_gradients_are_added_to_those_of_micro_batches_before() -> None:
+    facts = job(layer(parameters=dense(1)), stack={"elementwise_factor": 1.5})
+    # both are read and one is written, four bytes each
+    assert summed(facts) == pytest.approx(3 * 12 * 1.5)
+    assert summed(facts, micro_batches=1) == 0
+    assert summed(facts, dp_replicate=4) == pytest.approx(3 * 12 * 1.5)
+    assert summed(facts, dp_shard=4, shard=Shard.PARAMETERS) == pytest.approx(3 * 12 * 1.5 / 4)
+    in_stages = {"pp": 2, **ONE_F_ONE_B}
+    # a pipeline reduces once a step: until then they are whole, and come in the format of products
+    fsdp = {"dp_shard": 4, "shard": Shard.PARAMETERS}
+    assert summed(facts, **in_stages) == pytest.approx(3 * 12 * 1.5 / 2)
+    assert summed(facts, **in_stages, **fsdp) == pytest.approx(3 * 10 * 1.5 / 2)
+
+
+def test_stacks_that_fuse_by_hand_add_gradients_in_products() -> None:
+    assert summed(job(layer(parameters=dense(1)), stack={"kernels": Kernels.FUSED})) == 0
 
 
 @pytest.mark.parametrize(

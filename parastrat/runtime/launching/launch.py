@@ -13,7 +13,7 @@ import signal
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -31,6 +31,7 @@ from parastrat.launch import Launch
 from parastrat.parse import Parsed
 from parastrat.plan import Backend, Plan
 from parastrat.rules.backend import decide_backend
+from parastrat.runtime.environment import environment
 from parastrat.runtime.launching import worker
 from parastrat.runtime.launching.allocation import Nodes, StatedNodes, check_started, nodes_of
 from parastrat.runtime.launching.job_logs import (
@@ -166,7 +167,7 @@ def _launched(job: Job) -> None:
     start = ("-I", worker.__file__, str(logs), str(os.getpid()), *job.command)
     try:
         with (
-            _environment(_variables(job)),
+            environment(_variables(job)),
             _quiet_agent(),
             watched(logs, job.max_restarts) as watch,
         ):
@@ -214,20 +215,6 @@ def _variables(job: Job) -> dict[str, str]:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         variables[_THREADS] = str(max(1, cores // job.launch.ranks_per_node))
     return variables
-
-
-@contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

@@ -13,21 +13,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from parastrat.calibration import Machinery, Operation, Timing
+from parastrat.calibration import Machinery, Operation, Timing, Wanted
 from parastrat.errors import LaunchError
+from parastrat.launch import ON_PROCESSORS
+from parastrat.runtime.environment import environment
 from parastrat.runtime.measuring.actions import LAUNCHES, action_of
-from parastrat.runtime.measuring.repeats import repeated
+from parastrat.runtime.measuring.repeats import repeated, repeated_behind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
-    from parastrat.calibration import Wanted
     from parastrat.hardware import Hardware
 
 #: a collective that takes longer has lost a rank
 _DEADLINE = timedelta(seconds=120)
 _A_LOOK_S = 1.0
+#: what processors compute before each collective: about a layer of a small model
+_BEFORE = Wanted(operation=Operation.MATMUL, sides=(256, 256, 256))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +89,9 @@ def _together(task: _Task, told: Callable[[Wanted], None]) -> tuple[Timing, ...]
         context.Process(target=_serve, args=(rank, task, theirs if rank == 0 else None))
         for rank in range(task.ranks)
     ]
-    for process in processes:
-        process.start()
+    with environment(ON_PROCESSORS if task.device == "cpu" else {}):
+        for process in processes:
+            process.start()
     theirs.close()
     found: list[Timing] = []
     try:
@@ -132,7 +136,12 @@ def _serve(rank: int, task: _Task, pipe: Connection | None) -> None:
             both, init_method=place, rank=rank, world_size=task.ranks, timeout=_DEADLINE
         )
     for each in task.several:
-        seconds, spread, repeats = repeated(action_of(each, device), device)
+        action = action_of(each, device)
+        if each.operation.is_collective and task.device == "cpu":
+            # the threads that carry it share cores with those that compute
+            seconds, spread, repeats = repeated_behind(action_of(_BEFORE, device), action, device)
+        else:
+            seconds, spread, repeats = repeated(action, device)
         if each.operation is Operation.LAUNCH:
             seconds /= LAUNCHES
         if pipe is not None:

@@ -13,8 +13,9 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: what is timed once lasts at least so long, so that the clock's own time does not count
-_LEAST_S = 2e-3
+#: what is timed once lasts at least so long, so that the clock's own time does not count; behind computing
+#: it is a difference of two times, over several passes
+_LEAST_S, _LEAST_BEHIND_S = 2e-3, 2e-2
 #: repeats that are made at least, and at most
 _FEWEST, _MOST = 7, 60
 #: the median is known when its standard error is below this share of it, or after so many seconds
@@ -30,13 +31,44 @@ def repeated(action: Callable[[], object], device: torch.device) -> tuple[float,
     All ranks start each repeat together, and the slowest one's time counts. The spread is half of the range
     in which the middle half of the repeats lie, over the median.
     """
+
+    def seconds(passes: int) -> float:
+        return _slowest(_timed(action, passes, device))
+
     action()
-    first = _slowest(_timed(action, 1, device))
-    passes = max(1, round(_LEAST_S / max(first, 1e-9)))
+    return _until_known(seconds, max(1, round(_LEAST_S / max(seconds(1), 1e-9))))
+
+
+def repeated_behind(
+    computing: Callable[[], object], action: Callable[[], object], device: torch.device
+) -> tuple[float, float, int]:
+    """Return the same of an action behind computing, as in a step: by how much longer both take.
+
+    That is what waiting for the slowest rank and waking threads cost as well, which none does that goes on
+    with the next action at once.
+    """
+
+    def both() -> None:
+        computing()
+        action()
+
+    def seconds(passes: int) -> float:
+        apart = _slowest(_timed(both, passes, device)) - _slowest(_timed(computing, passes, device))
+        return max(apart, passes * alone)
+
+    both()
+    alone = _slowest(_timed(action, _FEWEST, device)) / _FEWEST
+    return _until_known(
+        seconds, max(1, round(_LEAST_BEHIND_S / max(_slowest(_timed(both, 1, device)), 1e-9)))
+    )
+
+
+def _until_known(seconds: Callable[[int], float], passes: int) -> tuple[float, float, int]:
+    """Return what a pass of so many takes, repeated until it is known or patience ends."""
     found: list[float] = []
     begun = time.perf_counter()
     while len(found) < _MOST:
-        found.append(_slowest(_timed(action, passes, device)) / passes)
+        found.append(seconds(passes) / passes)
         spent = _slowest(time.perf_counter() - begun)
         if len(found) >= _FEWEST and (_is_known(found) or spent > _PATIENCE_S):
             break
