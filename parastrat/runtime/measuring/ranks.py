@@ -123,6 +123,18 @@ def _check(processes: list[Any]) -> None:
             )
 
 
+def timed(each: Wanted, device: torch.device) -> tuple[float, float, int]:
+    """Return the median seconds of one thing, the spread and the number of repeats.
+
+    The threads that carry a collective of processors share cores with those that compute, so that it takes
+    several times as long there as one after the other.
+    """
+    action = action_of(each, device)
+    if each.operation.is_collective and device.type == "cpu":
+        return repeated_behind(action_of(_BEFORE, device), action, device)
+    return repeated(action, device)
+
+
 def _serve(rank: int, task: _Task, pipe: Connection | None) -> None:
     torch.set_num_threads(task.threads)
     device = torch.device(task.device) if task.device == "cpu" else torch.device(task.device, rank)
@@ -136,12 +148,7 @@ def _serve(rank: int, task: _Task, pipe: Connection | None) -> None:
             both, init_method=place, rank=rank, world_size=task.ranks, timeout=_DEADLINE
         )
     for each in task.several:
-        action = action_of(each, device)
-        if each.operation.is_collective and task.device == "cpu":
-            # the threads that carry it share cores with those that compute
-            seconds, spread, repeats = repeated_behind(action_of(_BEFORE, device), action, device)
-        else:
-            seconds, spread, repeats = repeated(action, device)
+        seconds, spread, repeats = timed(each, device)
         if each.operation is Operation.LAUNCH:
             seconds /= LAUNCHES
         if pipe is not None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import time
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 
@@ -9,10 +12,13 @@ from parastrat.calibration import Operation, Wanted
 from parastrat.errors import LaunchError
 from parastrat.probe import probe_hardware
 from parastrat.profiles import load_hardware
-from parastrat.runtime.measuring import measure
+from parastrat.runtime.measuring import measure, ranks
 from parastrat.runtime.measuring.actions import action_of
-from parastrat.runtime.measuring.repeats import repeated
+from parastrat.runtime.measuring.repeats import repeated, repeated_behind
 from parastrat.workload import Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CPU = torch.device("cpu")
 
@@ -44,6 +50,35 @@ def test_larger_products_take_longer() -> None:
         for side in (64, 512)
     )
     assert large > 10 * small
+
+
+def test_what_runs_behind_computing_takes_what_it_adds_and_no_less_than_alone() -> None:
+    def idle(seconds: float) -> Callable[[], None]:
+        return lambda: time.sleep(seconds)
+
+    seconds, _, repeats = repeated_behind(idle(5e-3), idle(2e-3), CPU)
+    assert 2e-3 <= seconds < 5e-3
+    assert repeats >= 7
+
+
+@pytest.mark.parametrize(
+    ("operation", "kind", "behind"),
+    [
+        (Operation.ALL_GATHER, "cpu", True),
+        (Operation.SEND, "cpu", True),
+        (Operation.COPY, "cpu", False),
+        # devices go on by themselves
+        (Operation.ALL_GATHER, "meta", False),
+    ],
+)
+def test_collectives_of_processors_are_timed_behind_computing(
+    monkeypatch: pytest.MonkeyPatch, operation: Operation, kind: str, behind: bool
+) -> None:
+    for name in ("repeated", "repeated_behind"):
+        monkeypatch.setattr(ranks, name, lambda *_, name=name: name)
+    monkeypatch.setattr(ranks, "action_of", lambda *_: None)
+    found = ranks.timed(Wanted(operation=operation, bytes=4096), torch.device(kind))
+    assert found == ("repeated_behind" if behind else "repeated")
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
