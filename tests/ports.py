@@ -6,18 +6,19 @@ import contextlib
 import random
 import socket
 
-#: below the ports that Linux gives to connections, of which every process of another test opens dozens: one
-#: that the kernel names as free may be taken before a test's rank 0 listens
-_PORTS = range(20_000, 30_000)
+from parastrat.launch import FIRST_PORT, PORTS
 
 
 def free_port() -> int:
     """Return a port that nobody listens on, and that no connection is given meanwhile.
 
+    Processes of other tests open dozens of those: a port that the kernel names as free may be taken before
+    a test's rank 0 listens.
+
     Raises:
         OSError: if a hundred are in use.
     """
-    for port in random.sample(_PORTS, 100):
+    for port in random.sample(range(FIRST_PORT, FIRST_PORT + PORTS), 100):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

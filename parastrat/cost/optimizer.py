@@ -39,10 +39,20 @@ def optimizer_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:
 def sum_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:
     """Return what adding the gradients of a micro-batch to those of the ones before takes.
 
+    What is offloaded is added on the host.
+    """
+    here, away = _sum_here_s(facts, c, load), offloads_parameters(c)
+    # under a pipeline shards are reduced once (``gatherings``)
+    return np.where(away, (c.pp == 1) * host_sum_s(facts, c, load), here) if some(away) else here
+
+
+def _sum_here_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:
+    """Return what it takes on the device.
+
     Autograd does that with a kernel for each weight (torch/csrc/autograd/functions/accumulate_grad.h),
-    FSDP2 with its shards. Where a pipeline runs, gradients are reduced once, so that all are added whole.
-    Stacks that fuse blocks by hand add in the products that give gradients (Megatron-LM's
-    ``gradient_accumulation_fusion``).
+    FSDP2 with its shards. Where a pipeline runs, these are reduced once, so that gradients are added whole.
+    Of stacks that fuse blocks by hand nothing is counted: products add (``adds_gradients``), or it stands
+    in the constants that were fitted without it.
     """
     if facts.stack.kernels.fused:
         return 0.0
@@ -52,8 +62,7 @@ def sum_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:
     come = np.where(fsdp & (c.pp > 1), element.compute, element.gradient)
     moved = added * (2 * element.gradient + come) * facts.stack.elementwise_factor
     seconds: Seconds = moved / facts.hardware.device.memory_bytes_per_s
-    away = offloads_parameters(c)
-    return np.where(away, (c.pp == 1) * host_sum_s(facts, c, load), seconds) if some(away) else seconds
+    return seconds
 
 
 def _weights_cast_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:

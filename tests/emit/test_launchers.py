@@ -327,7 +327,7 @@ def test_the_batch_script_starts_one_agent_a_node(
     log = (folder / "srun.log").read_text().splitlines()
     assert len(log) == 1
     assert log[0].startswith("srun --kill-on-bad-exit=1 --cpus-per-task=2 bash -c exec torchrun")
-    port = env["SLURM_JOB_ID"]  # they are drawn from the same
+    port = env["SLURM_JOB_ID"]  # itself one of the ports that jobs meet at
     assert (
         f"--rdzv-id {env['SLURM_JOB_ID']} --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:{port} " in log[0]
     )

@@ -52,15 +52,15 @@ def repeated_behind(
         computing()
         action()
 
+    both()
+    alone = _slowest(_timed(action, _FEWEST, device)) / _FEWEST
+
     def seconds(passes: int) -> float:
         apart = _slowest(_timed(both, passes, device)) - _slowest(_timed(computing, passes, device))
         return max(apart, passes * alone)
 
-    both()
-    alone = _slowest(_timed(action, _FEWEST, device)) / _FEWEST
-    return _until_known(
-        seconds, max(1, round(_LEAST_BEHIND_S / max(_slowest(_timed(both, 1, device)), 1e-9)))
-    )
+    first = _slowest(_timed(both, 1, device))
+    return _until_known(seconds, max(1, round(_LEAST_BEHIND_S / max(first, 1e-9))))
 
 
 def _until_known(seconds: Callable[[int], float], passes: int) -> tuple[float, float, int]:
