@@ -20,7 +20,6 @@ from parastrat.plan import Offload, Shard
 from parastrat.ranks.division import division, local, sharded_total
 from parastrat.ranks.states import element_bytes, updated_parameters
 from parastrat.remembered import remembered
-from parastrat.workload import Optimizer
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
@@ -28,11 +27,6 @@ if TYPE_CHECKING:
     from parastrat.ranks import ParameterTotals, RankLoad
     from parastrat.units import Mask, Numbers, Seconds
 
-#: tensors that torch's AdamW reads or writes on processors, over those that a step has to: 20 over 7.
-#: ``_single_tensor_adam`` (torch/optim/adam.py) scales the weight (2), interpolates the first state (3),
-#: scales the second (2) and adds to it (3), takes its root (2), divides (2) and adds to that (2), and
-#: updates the weight (4); a fused kernel reads a gradient, and reads and writes a weight and two states
-_TENSOR_BY_TENSOR = 20 / 7
 #: a sum reads two tensors and writes one
 _SUMMED = 3
 
@@ -101,14 +95,12 @@ def host_update_s(facts: Facts, c: Columns, load: RankLoad, moved: float) -> Sec
         facts: the job.
         c: the plans.
         load: what one pipeline rank holds.
-        moved: bytes that an update of one parameter has to read and write.
+        moved: bytes that an update of one parameter reads and writes.
     """
     element, updated = element_bytes(facts), updated_parameters(load, c)
-    steps_apart = facts.workload.optimizer is Optimizer.ADAMW and not facts.stack.steps_in_one_kernel
-    passes = _TENSOR_BY_TENSOR if steps_apart else 1.0
     copied = updated * (element.gradient + element.parameter) / host_rates(facts).link
     alone = np.where(offloads_parameters(c), 0.0, copied)
-    update: Seconds = updated * moved * passes / _share_of_memory(facts, c) + alone
+    update: Seconds = updated * moved / _share_of_memory(facts, c) + alone
     return update
 
 

@@ -8,32 +8,38 @@ import numpy as np
 
 from parastrat.columns import code_of
 from parastrat.cost.offload import host_sum_s, host_update_s, offloads, offloads_parameters
+from parastrat.cost.orthogonal import orthogonalized_s
+from parastrat.cost.updates import update_bytes
 from parastrat.elementwise import some
 from parastrat.plan import Shard
 from parastrat.ranks import block_kinds
 from parastrat.ranks.division import division, local, local_total, sharded_total
+from parastrat.ranks.matrices import updated_matrices
 from parastrat.ranks.states import element_bytes, unit_totals, updated_parameters
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
+    from parastrat.cost.communication import Fabric
     from parastrat.ranks import RankLoad
     from parastrat.units import Seconds
 
 
-def optimizer_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:
-    """Return the optimizer's memory traffic: gradients read, weights and states read and written.
+def optimizer_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric | None) -> Seconds:
+    """Return the optimizer's memory traffic, gradients, weights and states, and Muon's products.
 
     What is offloaded is updated on the host.
     """
-    element, device = element_bytes(facts), facts.hardware.device
-    moved = element.gradient + 2 * (element.parameter + element.optimizer)
-    here = updated_parameters(load, c) * moved * facts.stack.elementwise_factor / device.memory_bytes_per_s
+    moved, spared = update_bytes(facts)
+    all_moved = updated_parameters(load, c) * moved
+    if spared:
+        all_moved = all_moved - updated_matrices(facts, c, load) * spared
+    here = all_moved * facts.stack.elementwise_factor / facts.hardware.device.memory_bytes_per_s
     away = offloads(c)
     if some(away):
         here = np.where(away, host_update_s(facts, c, load, moved), here)
-    return here + _weights_cast_s(facts, c, load)
+    return here + orthogonalized_s(facts, c, load, fabric) + _weights_cast_s(facts, c, load)
 
 
 def sum_s(facts: Facts, c: Columns, load: RankLoad) -> Seconds:

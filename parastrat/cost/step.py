@@ -139,7 +139,7 @@ def _of_distinct(facts: Facts, columns: Columns) -> dict[str, Any]:
 def weights_s(facts: Facts, c: Columns, load: RankLoad) -> dict[str, Any]:
     """Return the seconds of a rank's collectives of parameters and gradients, and of its optimizer step."""
     fabric = _fabric(facts)
-    found = {"optimizer": optimizer_s(facts, c, load), "summed": sum_s(facts, c, load)}
+    found = {"optimizer": optimizer_s(facts, c, load, fabric), "summed": sum_s(facts, c, load)}
     if some(offloads_parameters(c)):
         gathers = fabric is not None and c.shard == code_of(Shard.PARAMETERS)
         alone = copied_s(facts, c, load)

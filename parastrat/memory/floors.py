@@ -49,7 +49,7 @@ def mesh_floor(facts: Facts, columns: Columns) -> Bytes:
     """
     c, at = distinct(columns, NUMBERED["sharding"])
     job, load = job_of(facts), mean_ranks(facts.model, c)
-    states = state_bytes(load, division(c), c.shard, of_elements(c.offload, job.element))
+    states = state_bytes(load, division(c), c.shard, of_elements(c.offload, job.element), job.matrices)
     everything = local_total(load.trainable, c) + local_total(load.frozen, c)
     gathered = job.share * (job.element.compute + job.element.reduce) * everything
     piped = (c.pp > 1) & shards_parameters(c)

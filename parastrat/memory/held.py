@@ -137,7 +137,7 @@ def rank_held(plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks) -> RankHel
     """
     job, load, alike, steps = plans.job, rank.load, c.alike, c.gradient_accumulation_steps
     own = divided(load.trainable, c.division)
-    states = states_of(own, load.frozen, c.division, alike.shard, c.elements)
+    states = states_of(own, load, c.division, alike.shard, c.elements, job.matrices)
     one, of_units, casts = of_kinds(kinds.kept, rank.counts, rank.rows), 0.0, 0.0
     flying = in_flight(alike, c, load.rank)
     buffers, sent = crossing_bytes(job.stack.crossing, c, load.rank, flying)

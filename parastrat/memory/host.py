@@ -26,6 +26,7 @@ from parastrat.model import Split
 from parastrat.plan import Offload, Shard
 from parastrat.ranks import mean_ranks, rank_columns
 from parastrat.ranks.division import division
+from parastrat.ranks.matrices import muon_matrices
 from parastrat.ranks.states import element_bytes, of_elements, state_bytes
 from parastrat.tables import facts_columns, plan_columns
 
@@ -176,9 +177,10 @@ def _on_host(facts: Facts, c: Columns) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def _states(facts: Facts, c: Columns, load: RankLoad) -> tuple[States, States]:
     """Return the states of some ranks of every row as if nothing were offloaded, and those that stay."""
-    element, d = element_bytes(facts), division(c)
+    element, d, matrices = element_bytes(facts), division(c), muon_matrices(facts)
     everything, here = (
-        state_bytes(load, d, c.shard, of_elements(offload, element)) for offload in (_NOWHERE, c.offload)
+        state_bytes(load, d, c.shard, of_elements(offload, element), matrices)
+        for offload in (_NOWHERE, c.offload)
     )
     return everything, here
 

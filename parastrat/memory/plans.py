@@ -15,6 +15,7 @@ from parastrat.memory.kinds import Shares, shared_bytes
 from parastrat.memory.variants import kinds_held
 from parastrat.plan import ContextMethod, Recompute
 from parastrat.ranks.division import division_of
+from parastrat.ranks.matrices import muon_matrices
 from parastrat.ranks.states import ElementBytes, context_bytes, element_bytes
 from parastrat.remembered import remembered
 from parastrat.tables import model_columns, stack_columns
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from parastrat.memory.variants import KindsOf
     from parastrat.model import ModelSpec
     from parastrat.ranks.division import Division
+    from parastrat.ranks.matrices import Matrices
     from parastrat.ranks.pipelines import Pipelines
     from parastrat.stack import Stack
     from parastrat.units import Bytes, Mask, Numbers
@@ -65,6 +67,8 @@ class Job:
     stack: Stack
     element: ElementBytes
     kinds: KindsOf
+    #: that Muon updates, where it does
+    matrices: Matrices | None
     pipelines: Pipelines
     #: what a device holds before there is a plan
     context: float
@@ -96,6 +100,7 @@ def job_of(facts: Facts) -> Job:
         stack=stack,
         element=element,
         kinds=kinds,
+        matrices=muon_matrices(facts),
         pipelines=pipelines,
         context=float(context_bytes(facts)),
         buffers=float(facts.model.buffers),

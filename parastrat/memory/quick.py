@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from parastrat.memory.kinds import Kind
     from parastrat.memory.plans import Job
     from parastrat.plan import Recompute
-    from parastrat.ranks.load import ParameterTotals
+    from parastrat.ranks.load import RankLoad
     from parastrat.units import Bytes, Numbers
 
 #: so many rows at once, of which the processor's cache holds what is made
@@ -109,7 +109,7 @@ def _floor(
     under = where(late, job.element.compute, job.element.compute + job.element.reduce) * sum(own)
     every, width = widths
     pool, at_head, at_unit = (part.take(width) for part in _gathered(job, every))
-    base = _stays(job, alike, d, load.frozen, own) + where(alike.gathers, np.where(piped, 0.0, pool), 0.0)
+    base = _stays(job, alike, d, load, own) + where(alike.gathers, np.where(piped, 0.0, pool), 0.0)
     head = head + _loss_in_parallel(job, every).take(width) * np.where(piped, 0, c.micro_batch_size)
     head = head + where(alike.gathers, np.where(piped, under, at_head), 0.0)
     for half in halfway:
@@ -187,11 +187,9 @@ def _regathered(job: Job, widths: Columns) -> Numbers:
     return np.where(widths.tp > 1, kind.regathered - kind.unshared / widths.tp, 0.0)
 
 
-def _stays(
-    job: Job, alike: Alike, d: Division, frozen: ParameterTotals, own: tuple[Numbers, Numbers]
-) -> Bytes:
+def _stays(job: Job, alike: Alike, d: Division, load: RankLoad, own: tuple[Numbers, Numbers]) -> Bytes:
     """Return what stays on a rank; of gradients that each step makes anew there are none yet."""
-    states = states_of(own, frozen, d, alike.shard, of_elements(alike.offload, job.element))
+    states = states_of(own, load, d, alike.shard, of_elements(alike.offload, job.element), job.matrices)
     kept = states.parameters + states.optimizer + where(alike.frees, 0.0, states.gradients)
     return job.context + job.buffers + kept
 

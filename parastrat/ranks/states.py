@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from parastrat.columns import code_of
-from parastrat.elementwise import some, taken
+from parastrat.elementwise import larger, some, taken
 from parastrat.hardware import DeviceType
 from parastrat.plan import Offload, Shard
 from parastrat.ranks.chains import COLUMN_OF, DIVIDED
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from parastrat.ranks.division import Division
     from parastrat.ranks.kinds import Kinds
     from parastrat.ranks.load import RankLoad
+    from parastrat.ranks.matrices import Matrices
     from parastrat.stack import Stack
     from parastrat.units import Numbers
 
@@ -35,6 +36,9 @@ _HERE, _AWAY = code_of(Offload.NONE), code_of(Offload.PARAMETERS)
 
 #: the totals that count a group of parameters, by what divides it
 _TOTALS_OF = {split: DIVIDED[column] for split, column in COLUMN_OF.items()}
+
+#: whose steps take the root of a state, as those of AdamW beside Muon do
+_WITH_ROOTS = (Optimizer.ADAMW, Optimizer.MUON)
 
 #: bytes of one fp32 element, in which torch reduces gradients and takes optimizer steps
 _FP32 = 4
@@ -49,6 +53,8 @@ class ElementBytes:
     gradient: float
     #: states and fp32 masters
     optimizer: float
+    #: of these what a matrix that Muon updates has none of
+    spared: float
     #: as matrix multiplies read it
     compute: float
     #: as gradients are reduced
@@ -67,30 +73,30 @@ def element_bytes(facts: Facts) -> ElementBytes:
 
     AdamW keeps two states in the weights' format; 8-bit AdamW two bytes and one fp32 scale per 256
     elements each (bitsandbytes' block size); Adafactor one row and one column of a square matrix of the
-    model's width (arXiv:1804.04235); Muon one momentum.
+    model's width (arXiv:1804.04235); Muon one momentum of matrices, beside AdamW for the rest.
     """
     precision, stack = facts.workload.precision, facts.stack
     mixed = precision not in (Precision.FP32, Precision.BF16)
     parameter = stack.mixed_parameter_bytes if mixed else precision.parameter_bytes
+    state = _FP32 if mixed else parameter
     states = {
-        Optimizer.ADAMW: 2 * (_FP32 if mixed else parameter),
+        Optimizer.ADAMW: 2 * state,
         Optimizer.SGD: 0,
-        Optimizer.SGD_MOMENTUM: _FP32 if mixed else parameter,
+        Optimizer.SGD_MOMENTUM: state,
         Optimizer.ADAFACTOR: 2 * _FP32 / (facts.model.hidden or 1024),
         Optimizer.ADAMW_8BIT: 2 * (1 + _FP32 / 256),
-        Optimizer.MUON: _FP32 if mixed else parameter,
+        Optimizer.MUON: 2 * state,
     }[facts.workload.optimizer]
     return ElementBytes(
         parameter=parameter,
         gradient=_gradient_bytes(precision, stack) if mixed else parameter,
         optimizer=states + (stack.master_weight_bytes if mixed else 0),
+        spared=state if facts.workload.optimizer is Optimizer.MUON else 0,
         compute=precision.compute_bytes,
         # FSDP2's, whatever the weights' (``runtime.precision.policy``, torchtitan's mixed_precision_reduce)
         reduce=parameter if stack.casts_gradients_aside and not mixed else _FP32,
         # the root of one of its states, in that one's format (torch/optim/adam.py, _multi_tensor_adam)
-        step=states / 2
-        if facts.workload.optimizer is Optimizer.ADAMW and not stack.steps_in_one_kernel
-        else 0,
+        step=states / 2 if facts.workload.optimizer in _WITH_ROOTS and not stack.steps_in_one_kernel else 0,
         copied=_under(precision, stack.fp16_gradient_bytes and 0, _FP32) * mixed * stack.copies_gradients,
         cast=precision.compute_bytes if mixed and parameter == _FP32 else 0,
     )
@@ -132,6 +138,7 @@ class OfElements(NamedTuple):
     gradient: Numbers
     optimizer: Numbers
     stepping: Numbers
+    spared: Numbers
 
 
 def of_elements(offload: Numbers, element: ElementBytes) -> OfElements:
@@ -142,19 +149,28 @@ def of_elements(offload: Numbers, element: ElementBytes) -> OfElements:
         here * element.gradient,
         steps_here * element.optimizer,
         steps_here * element.step,
+        steps_here * element.spared if element.spared else 0,
     )
 
 
-def state_bytes(load: RankLoad, d: Division, shard: Numbers, of: OfElements) -> States:
-    """Return the states of a rank under plans' choices of shards."""
-    return states_of(divided(load.trainable, d), load.frozen, d, shard, of)
+def state_bytes(
+    load: RankLoad, d: Division, shard: Numbers, of: OfElements, matrices: Matrices | None
+) -> States:
+    """Return the states of a rank under plans' choices of shards; of what Muon updates, where it does."""
+    return states_of(divided(load.trainable, d), load, d, shard, of, matrices)
 
 
 def states_of(
-    own: tuple[Numbers, Numbers], frozen: ParameterTotals, d: Division, shard: Numbers, of: OfElements
+    own: tuple[Numbers, Numbers],
+    load: RankLoad,
+    d: Division,
+    shard: Numbers,
+    of: OfElements,
+    matrices: Matrices | None,
 ) -> States:
     """Return what ``state_bytes`` does of the dense and expert parameters that a rank trains."""
-    parameter, gradient, state, step = of
+    parameter, gradient, state, step, spared = of
+    frozen = load.frozen
     sharded = shard >= _SHARDED
     parameters = gradients = optimizer = sharded_total(own, d, sharded)
     if sharded is not True and some((shard > _UNSHARDED) & (shard < _SHARDED)):
@@ -164,7 +180,13 @@ def states_of(
         )
     if frozen is not NO_PARAMETERS:
         parameters = parameters + sharded_total(divided(frozen, d), d, sharded)
-    return States(parameter * parameters, gradient * gradients, state * optimizer, step * optimizer)
+    states, stepping = state * optimizer, step * optimizer
+    if matrices is not None:
+        divides = shard >= code_of(Shard.OPTIMIZER)
+        updated = sharded_total(matrices.held(load, d), d, divides)
+        states = states - spared * updated
+        stepping = larger(step * (optimizer - updated), (spared > 0) * matrices.temporaries(d, divides))
+    return States(parameter * parameters, gradient * gradients, states, stepping)
 
 
 def updated_parameters(load: RankLoad, c: Columns) -> Numbers:
@@ -182,20 +204,21 @@ def context_bytes(facts: Facts) -> int:
 
 def cast_totals(block: Block) -> ParameterTotals:
     """Return one repeat's parameters of which autocast makes short copies, by what divides them."""
-    return _totals_of([group for group in block.parameters if group.cast])
+    return totals_of([group for group in block.parameters if group.cast])
 
 
 def added_totals(block: Block) -> ParameterTotals:
     """Return the weight whose gradients weigh most as they are added up, by what divides it."""
-    return _totals_of(() if block.added is None else (block.added,))
+    return totals_of(() if block.added is None else (block.added,))
 
 
 def block_totals(block: Block, *, trainable: bool = False) -> ParameterTotals:
     """Return one repeat's parameters by what divides them, or the trainable alone."""
-    return _totals_of(block.parameters, trainable=trainable)
+    return totals_of(block.parameters, trainable=trainable)
 
 
-def _totals_of(groups: Sequence[Parameters], *, trainable: bool = False) -> ParameterTotals:
+def totals_of(groups: Sequence[Parameters], *, trainable: bool = False) -> ParameterTotals:
+    """Return parameters by what divides them, or the trainable alone."""
     counts = dict.fromkeys(DIVIDED, 0)
     for group in groups:
         counts[_TOTALS_OF[group.split]] += group.trainable if trainable else group.count
@@ -233,8 +256,10 @@ def least_bytes(facts: Facts, offload: Offload) -> float:
     """
     element, (trainable, frozen) = element_bytes(facts), _counted_once(facts.model)
     here = element.parameter * (trainable + frozen) + element.gradient * trainable
+    # Muon's roots are those of what is no matrix
+    alone = 0 if element.spared else element.step
     states = {
-        Offload.NONE: here + (element.optimizer + element.step) * trainable,
+        Offload.NONE: here + (element.optimizer - element.spared + alone) * trainable,
         Offload.OPTIMIZER: here,
         Offload.PARAMETERS: 0,
     }[offload]

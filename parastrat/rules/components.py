@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from parastrat.columns import code_of
 from parastrat.finding import Hit, Severity
 from parastrat.hardware import DeviceType
-from parastrat.plan import Shard
+from parastrat.plan import Offload, Shard
 from parastrat.rules.rule import case_rule, guidance, plan_rule
 from parastrat.workload import Optimizer
 
@@ -24,7 +24,8 @@ _NONE = code_of(Shard.NONE)
 _OPTIMIZER = code_of(Shard.OPTIMIZER)
 _PARAMETERS = code_of(Shard.PARAMETERS)
 
-_ADAFACTOR = code_of(Optimizer.ADAFACTOR)
+_ADAFACTOR, _MUON = code_of(Optimizer.ADAFACTOR), code_of(Optimizer.MUON)
+_HERE = code_of(Offload.NONE)
 
 
 @plan_rule("PS390", Severity.INFO, source=f"{_DOCS}/generated/torch.nn.DataParallel.html")
@@ -128,6 +129,24 @@ def _(case: Case) -> Hit:
     return Hit(
         message=f"adafactor under {case.plan.strategy}: torch.optim.Adafactor raises on divided parameters",
         fix="use --optimizer adamw, or a plan that divides no parameters, where one fits",
+    )
+
+
+@plan_rule("PS395", Severity.ERROR, source="https://kellerjordan.github.io/posts/muon/")
+def muon_on_the_host(p: Columns) -> Mask:
+    """Muon runs where its matrices can be multiplied.
+
+    It sends each matrix through fifteen products, some 80,000 FLOPs for each weight of a model of width
+    4,096: seconds on an accelerator, minutes on a host, whose rate parastrat does not know.
+    """
+    return (p.optimizer == _MUON) & (p.offload != _HERE) & (p.device_type == _CUDA)
+
+
+@muon_on_the_host.message
+def _(case: Case) -> Hit:
+    return Hit(
+        message=f"muon with {case.plan.offload} offloaded: its matrix products would run on the host",
+        fix="leave the optimizer on the devices, or use --optimizer adamw",
     )
 
 

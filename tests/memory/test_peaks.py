@@ -23,6 +23,7 @@ from parastrat.estimate import MemoryEstimate
 from parastrat.memory import memory_columns, memory_estimate
 from parastrat.plan import Backend, Mesh, Offload, PipelineSchedule, Plan, Recompute, Shard
 from parastrat.profiles import load_hardware, load_stack
+from parastrat.ranks.matrices import muon_matrices
 from parastrat.ranks.states import element_bytes, least_bytes
 from parastrat.sources import load_source
 from parastrat.stack import Crossing
@@ -176,13 +177,24 @@ def test_megatron_keeps_short_weights_and_fp32_masters() -> None:
         (Optimizer.SGD, 0),
         (Optimizer.SGD_MOMENTUM, 4),
         (Optimizer.ADAMW_8BIT, 2 * (1 + 4 / 256)),
-        (Optimizer.MUON, 4),
         (Optimizer.ADAFACTOR, 8 / 4096),
     ],
 )
 def test_optimizer_states(optimizer: Optimizer, size: float) -> None:
     job = facts(optimizer=optimizer)
     assert memory(job, plan()).optimizer == pytest.approx(size * job.model.parameters / 64, abs=1)
+
+
+def test_muon_has_one_state_of_matrices_and_two_of_the_rest() -> None:
+    job = facts(optimizer=Optimizer.MUON)
+    matrices = muon_matrices(job)
+    assert matrices is not None
+    (layer,) = (kind for kind in matrices.of_kinds if kind)
+    updated = 32 * sum(each.elements * each.count for each in layer)
+    # 32 layers of 8 billion, without norms, the table and the head
+    assert updated == job.model.parameters - 2 * 128256 * 4096 - (2 * 32 + 1) * 4096
+    states = 8 * job.model.parameters - 4 * updated
+    assert memory(job, plan()).optimizer == pytest.approx(states / 64, abs=1)
 
 
 @pytest.mark.parametrize(

@@ -32,13 +32,15 @@ def facts(optimizer: Optimizer, precision: Precision, hidden: int | None = 8) ->
         (Optimizer.ADAFACTOR, 2 * 4 / 8),
         # a byte each, and a scale of fp32 for 256 of them
         (Optimizer.ADAMW_8BIT, 2 * (1 + 4 / 256)),
-        (Optimizer.MUON, 4),
+        # as of AdamW, of which matrices have one less
+        (Optimizer.MUON, 8),
     ],
 )
 def test_what_each_optimizer_keeps(optimizer: Optimizer, states: float) -> None:
     plain = element_bytes(facts(optimizer, Precision.FP32))
     assert (plain.parameter, plain.gradient, plain.optimizer, plain.reduce) == (4, 4, states, 4)
-    assert plain.step == (4 if optimizer is Optimizer.ADAMW else 0)
+    assert plain.step == (4 if optimizer in {Optimizer.ADAMW, Optimizer.MUON} else 0)
+    assert plain.spared == (4 if optimizer is Optimizer.MUON else 0)
     mixed = element_bytes(facts(optimizer, Precision.BF16_MIXED))
     assert (mixed.parameter, mixed.gradient, mixed.optimizer, mixed.reduce) == (2, 4, states + 4, 4)
 
@@ -81,7 +83,8 @@ def test_short_weights_keep_short_states() -> None:
     # FSDP1 has no format for the reduction where nobody asks for one
     aside = job(block(), precision=Precision.BF16, stack={"casts_gradients_aside": True})
     assert element_bytes(aside).reduce == 2
-    assert element_bytes(facts(Optimizer.MUON, Precision.BF16)).optimizer == 2
+    muon = element_bytes(facts(Optimizer.MUON, Precision.BF16))
+    assert (muon.optimizer, muon.spared) == (4, 2)
 
 
 def test_autocast_keeps_copies_of_fp32_weights_alone() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from builders import codes, cpu_hosts
 
-from parastrat.plan import Shard
+from parastrat.plan import Offload, Shard
 from parastrat.rules import rule_named
 from parastrat.workload import Optimizer
 
@@ -50,6 +50,14 @@ def test_adafactor_of_divided_parameters() -> None:
     assert "PS394" not in codes(optimizer=Optimizer.ADAFACTOR, dtensors=False, tp=2)
 
 
+def test_muon_on_the_host() -> None:
+    assert "PS395" in codes(optimizer=Optimizer.MUON, offload=Offload.OPTIMIZER)
+    assert "PS395" in codes(optimizer=Optimizer.MUON, offload=Offload.PARAMETERS)
+    assert "PS395" not in codes(optimizer=Optimizer.MUON)
+    assert "PS395" not in codes(optimizer=Optimizer.ADAMW, offload=Offload.OPTIMIZER)
+    assert "PS395" not in codes(**cpu_hosts(optimizer=Optimizer.MUON, offload=Offload.OPTIMIZER))
+
+
 @pytest.mark.parametrize(
     ("code", "said"),
     [
@@ -68,6 +76,7 @@ def test_adafactor_of_divided_parameters() -> None:
         ("PS392", "optimizer"),
         ("PS393", "NO_SHARD"),
         ("PS394", "Rprop"),
+        ("PS395", "fifteen products"),
     ],
 )
 def test_every_collected_component_is_explained(code: str, said: str) -> None:
