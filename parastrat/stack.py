@@ -230,8 +230,9 @@ class Stack:
     #: that computes: each for what reads it, so that none is there while a loss runs. Else FSDP2 does, the
     #: memory of whose streams serves nothing else, and whose root stays gathered
     gathers_in_graph: bool = False
-    #: whether its AdamW is one kernel, which makes no temporary copy of what it updates
+    #: whether its AdamW is one kernel, without a temporary copy; or not even in time (``cost.updates``)
     steps_in_one_kernel: bool = False
+    steps_by_operation: bool = False
     #: whether gradients are copied to fp32 weight by weight, to be added to those of micro-batches before;
     #: not under fp16-mixed where ``fp16_gradient_bytes`` says that those are not kept in fp32
     copies_gradients: bool = False

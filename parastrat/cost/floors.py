@@ -125,7 +125,8 @@ def weights_floor(
     """Return the seconds below which ``time_floor`` does not get where blocks and bubble take ``work``.
 
     On top come the step's constant, the optimizer, gradients that are added, and the collectives of
-    parameters and gradients, without resharding. What they hide behind is at most all the work.
+    parameters and gradients, without resharding, with what is copied for them and cast. What they hide
+    behind is at most all the work.
 
     Args:
         facts: the job.
@@ -136,6 +137,10 @@ def weights_floor(
     """
     floor = work + facts.stack.step_constant_s + weights["optimizer"]
     floor = floor + (micro_batches - 1) * weights["summed"]
+    if "cast_weights" in weights:
+        floor = floor + micro_batches * (weights["cast_weights"] + weights["cast_gradients"])
     if "each" not in weights:
         return floor
-    return floor + exposed_s(weights, np.where(columns.pp > 1, 1, micro_batches), micro_batches, work)
+    gathered = np.where(columns.pp > 1, 1, micro_batches)
+    floor = floor + weights.get("copies", 0.0) * gathered
+    return floor + exposed_s(weights, gathered, micro_batches, work)

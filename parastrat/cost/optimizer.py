@@ -15,7 +15,8 @@ from parastrat.plan import Shard
 from parastrat.ranks import block_kinds
 from parastrat.ranks.division import division, local, local_total, sharded_total
 from parastrat.ranks.matrices import updated_matrices
-from parastrat.ranks.states import element_bytes, unit_totals, updated_parameters
+from parastrat.ranks.states import element_bytes, updated_parameters
+from parastrat.ranks.totals import unit_totals
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:

@@ -10,6 +10,7 @@ from parastrat.columns import code_of, ends_of
 from parastrat.cost.blocks import EXPOSED, BlockSeconds, block_seconds
 from parastrat.cost.bubble import bubble_s
 from parastrat.cost.communication import fabric_of
+from parastrat.cost.copies import CastSeconds, autocast_s, copies_s, with_casts
 from parastrat.cost.data_parallel import UnitSeconds, copied_s, data_parallel_s, fsdp_unit_s, gatherings
 from parastrat.cost.expert_sums import expert_sum_s, expert_sums
 from parastrat.cost.offload import offloads_parameters, rests_on_assumed
@@ -20,12 +21,12 @@ from parastrat.distinct import distinct
 from parastrat.elementwise import some
 from parastrat.estimate import TimeEstimate
 from parastrat.plan import PipelineSchedule, Shard
-from parastrat.ranks import RankLoad, block_kinds, rank_columns
+from parastrat.ranks import RankLoad, block_kinds, rank_columns, whole_model
 from parastrat.ranks.pipelines import pipelines_of
-from parastrat.ranks.states import unit_totals
+from parastrat.ranks.totals import unit_totals
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from parastrat.case import Facts
     from parastrat.columns import Columns
@@ -139,7 +140,14 @@ def _of_distinct(facts: Facts, columns: Columns) -> dict[str, Any]:
 def weights_s(facts: Facts, c: Columns, load: RankLoad) -> dict[str, Any]:
     """Return the seconds of a rank's collectives of parameters and gradients, and of its optimizer step."""
     fabric = _fabric(facts)
-    found = {"optimizer": optimizer_s(facts, c, load, fabric), "summed": sum_s(facts, c, load)}
+    found = {
+        "optimizer": optimizer_s(facts, c, load, fabric),
+        "summed": sum_s(facts, c, load),
+    }
+    casts = autocast_s(facts, c)
+    if casts is not None:
+        found |= _summed("cast", casts, load.repeats)
+        found |= _summed("all_cast", casts, whole_model(facts.model).repeats)
     if some(offloads_parameters(c)):
         gathers = fabric is not None and c.shard == code_of(Shard.PARAMETERS)
         alone = copied_s(facts, c, load)
@@ -150,7 +158,18 @@ def weights_s(facts: Facts, c: Columns, load: RankLoad) -> dict[str, Any]:
     held = (sum(part * count for part, count in zip(each, load.repeats, strict=True)) for each in units)
     if facts.model.divides_tokens:
         found["sums"] = expert_sum_s(facts, c, load, fabric)
+    copies = copies_s(facts, c, load)
+    if copies is not None:
+        found["copies"], found["copies_again"] = sum(copies), c.reshard_after_forward * copies.out
     return {**found, **data_parallel_s(facts, c, load, fabric, UnitSeconds(*held))}
+
+
+def _summed(name: str, casts: CastSeconds, repeats: Sequence[Any]) -> dict[str, Any]:
+    """Return casts of some repeats of all kinds of blocks."""
+    return {
+        f"{name}_{of}": sum(own * count for own, count in zip(seconds, repeats, strict=True))
+        for of, seconds in casts._asdict().items()
+    }
 
 
 def time_estimate(time: Mapping[str, Any], row: int) -> TimeEstimate:
@@ -166,12 +185,17 @@ def rank_step(facts: Facts, c: Columns, one: dict[str, Any]) -> dict[str, Any]:
     """
     steps = c.gradient_accumulation_steps
     zero = np.zeros(len(c.pp))
+    of_all = one["of_all"]
+    if "cast_weights" in one:
+        every = CastSeconds(one["all_cast_weights"], one["all_cast_gradients"])
+        of_all = with_casts(c, of_all, every)
+        one = with_casts(c, one, CastSeconds(one["cast_weights"], one["cast_gradients"]))
     compute = steps * one["compute"]
     parts = {
         "compute": compute + facts.stack.step_constant_s,
         **{part: steps * one[part] for part in EXPOSED},
         "dp_exposed": zero,
-        "pp_bubble": bubble_s(c, one, one["of_all"]),
+        "pp_bubble": bubble_s(c, one, of_all),
         "pp_exposed": pipeline_sends_s(facts, c, _fabric(facts)),
         "optimizer": one["optimizer"] + (steps - 1) * one["summed"],
     }
@@ -180,6 +204,9 @@ def rank_step(facts: Facts, c: Columns, one: dict[str, Any]) -> dict[str, Any]:
     if "each" in one:
         beside = np.where(c.shard == code_of(Shard.PARAMETERS), compute, _window(c) * one["backward"])
         parts["dp_exposed"] = exposed_s(one, gatherings(c), steps, beside)
+    if "copies" in one:
+        copies = one["copies"] * gatherings(c) + one["copies_again"] * steps
+        parts["dp_exposed"] = parts["dp_exposed"] + copies
     if "copied" in one:
         copied = {"each": one["copied"], "again": one["copied_again"], "once": 0.0, "alone": 0.0}
         copied["overlap"] = facts.stack.fsdp_overlap

@@ -68,6 +68,7 @@ def stack_of(row: MeasuredRow) -> Stack:
         ends_apart=is_since(row, stack.unstated.ends_apart_since) and not gathers_in_graph(row),
         casts_gradients_aside=stack.casts_gradients_aside or _FSDP1.search(_said(row)) is not None,
         steps_in_one_kernel=stack.steps_in_one_kernel or fused,
+        steps_by_operation=stack.dtensors and not fused,
         gathers_fp8=stack.gathers_fp8 or narrow,
         casts_four_bits=has_four_bits(row),
         scales_rows=_ROWS in format_of(row),

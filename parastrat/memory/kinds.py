@@ -10,7 +10,7 @@ from parastrat.model import OperatorKind
 from parastrat.moments import Busy
 from parastrat.plan import Recompute
 from parastrat.ranks.load import NO_PARAMETERS, ParameterTotals
-from parastrat.ranks.states import added_totals, block_totals, cast_totals
+from parastrat.ranks.totals import added_totals, block_totals, cast_totals
 from parastrat.remembered import remembered
 from parastrat.saved import NOTHING, Saved
 

@@ -16,7 +16,7 @@ from parastrat.model import OperatorKind, Parameters, Split
 from parastrat.plan import Shard
 from parastrat.ranks.division import divided, division, sharded_total
 from parastrat.ranks.load import NO_PARAMETERS, block_kinds
-from parastrat.ranks.states import totals_of
+from parastrat.ranks.totals import totals_of
 from parastrat.remembered import remembered
 from parastrat.workload import Optimizer
 

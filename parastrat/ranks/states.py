@@ -5,26 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from parastrat.columns import code_of
 from parastrat.elementwise import larger, some, taken
 from parastrat.hardware import DeviceType
 from parastrat.plan import Offload, Shard
-from parastrat.ranks.chains import COLUMN_OF, DIVIDED
 from parastrat.ranks.division import divided, division, local, sharded_total
-from parastrat.ranks.load import NO_PARAMETERS, ParameterTotals
+from parastrat.ranks.load import NO_PARAMETERS
 from parastrat.remembered import remembered
 from parastrat.workload import Optimizer, Precision
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from parastrat.case import Facts
     from parastrat.columns import Columns
-    from parastrat.model import Block, ModelSpec, Parameters
+    from parastrat.model import ModelSpec
     from parastrat.ranks.division import Division
-    from parastrat.ranks.kinds import Kinds
     from parastrat.ranks.load import RankLoad
     from parastrat.ranks.matrices import Matrices
     from parastrat.stack import Stack
@@ -33,9 +27,6 @@ if TYPE_CHECKING:
 
 _UNSHARDED, _SHARDED = code_of(Shard.NONE), code_of(Shard.PARAMETERS)
 _HERE, _AWAY = code_of(Offload.NONE), code_of(Offload.PARAMETERS)
-
-#: the totals that count a group of parameters, by what divides it
-_TOTALS_OF = {split: DIVIDED[column] for split, column in COLUMN_OF.items()}
 
 #: whose steps take the root of a state, as those of AdamW beside Muon do
 _WITH_ROOTS = (Optimizer.ADAMW, Optimizer.MUON)
@@ -200,52 +191,6 @@ def context_bytes(facts: Facts) -> int:
         return 0
     stack = facts.stack
     return _under(facts.workload.precision, stack.fp16_context_bytes, stack.context_bytes)
-
-
-def cast_totals(block: Block) -> ParameterTotals:
-    """Return one repeat's parameters of which autocast makes short copies, by what divides them."""
-    return totals_of([group for group in block.parameters if group.cast])
-
-
-def added_totals(block: Block) -> ParameterTotals:
-    """Return the weight whose gradients weigh most as they are added up, by what divides it."""
-    return totals_of(() if block.added is None else (block.added,))
-
-
-def block_totals(block: Block, *, trainable: bool = False) -> ParameterTotals:
-    """Return one repeat's parameters by what divides them, or the trainable alone."""
-    return totals_of(block.parameters, trainable=trainable)
-
-
-def totals_of(groups: Sequence[Parameters], *, trainable: bool = False) -> ParameterTotals:
-    """Return parameters by what divides them, or the trainable alone."""
-    counts = dict.fromkeys(DIVIDED, 0)
-    for group in groups:
-        counts[_TOTALS_OF[group.split]] += group.trainable if trainable else group.count
-    return ParameterTotals(**counts) if any(counts.values()) else NO_PARAMETERS
-
-
-@remembered
-def unit_totals(kinds: Kinds) -> ParameterTotals:
-    """Return one repeat's parameters of each kind of block, beside plans; none of blocks outside units."""
-    return totals_table([block_totals(block) if block.unit else NO_PARAMETERS for block in kinds.blocks])
-
-
-@remembered
-def trainable_totals(kinds: Kinds) -> ParameterTotals:
-    """Return the trainable parameters of one repeat of each kind of block, beside plans."""
-    return totals_table([block_totals(block, trainable=True) for block in kinds.blocks])
-
-
-def totals_table(several: Sequence[ParameterTotals]) -> ParameterTotals:
-    """Return the parameters of several blocks as columns beside those of plans."""
-    table = np.array(
-        [(each.replicated, each.tensor, each.expert, each.vocabulary) for each in several], dtype=float
-    )
-    totals = dict(zip(DIVIDED, table.T[..., None], strict=True))
-    # tables have a row for each block, whatever it has
-    rarely = {name: 0 for name in ("expert", "vocabulary") if not totals[name].any()}
-    return ParameterTotals(**{**totals, **rarely})
 
 
 def least_bytes(facts: Facts, offload: Offload) -> float:

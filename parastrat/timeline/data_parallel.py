@@ -42,6 +42,9 @@ class Unit:
     reduce: Seconds = 0.0
     #: of its gradients in the last one alone
     reduce_last: Seconds = 0.0
+    #: of what it gathers into its weights, and of its gradients into what is reduced, beside computing
+    copied_out: Seconds = 0.0
+    copied_into: Seconds = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -83,7 +86,7 @@ def _micro_batch(
         gathered = step.add(Kind.GATHER, unit.name, unit.gather, before)
         before, running = (
             running,
-            step.add(Kind.FORWARD, unit.name, unit.forward, gathered, rooted) or running,
+            step.add(Kind.FORWARD, unit.name, unit.forward + unit.copied_out, gathered, rooted) or running,
         )
     reducing: list[int | None] = []
     for place, unit in enumerate(reversed(units)):
@@ -92,9 +95,10 @@ def _micro_batch(
         if again and place:
             gathered = step.add(Kind.GATHER, unit.name, unit.gather, before)
         waits = reducing[-2] if len(reducing) > 1 else None
+        backward = unit.backward + unit.copied_into + again * unit.copied_out
         before, running = (
             running,
-            step.add(Kind.BACKWARD, unit.name, unit.backward, gathered, waits) or running,
+            step.add(Kind.BACKWARD, unit.name, backward, gathered, waits) or running,
         )
         seconds = unit.reduce + (unit.reduce_last if last else 0.0)
         reducing.append(step.add(Kind.REDUCE, unit.name, seconds, running))

@@ -11,6 +11,7 @@ from parastrat.assess import plans_table
 from parastrat.columns import Columns, code_of
 from parastrat.cost.blocks import block_seconds, forward_s, whole_s
 from parastrat.cost.communication import fabric_of
+from parastrat.cost.copies import CopySeconds, autocast_s, copies_of_kinds, with_casts
 from parastrat.cost.data_parallel import (
     UnitSeconds,
     data_parallel_s,
@@ -22,7 +23,7 @@ from parastrat.plan import Shard
 from parastrat.ranks import block_kinds, whole_model
 from parastrat.ranks.division import local_total
 from parastrat.ranks.stages import cut
-from parastrat.ranks.states import trainable_totals, unit_totals
+from parastrat.ranks.totals import trainable_totals, unit_totals
 from parastrat.schedules import rank_of_stage, schedule_of
 from parastrat.tables import facts_columns
 from parastrat.timeline.data_parallel import COMPUTE, GATHER, REDUCE, Unit, works_of
@@ -85,7 +86,9 @@ def timeline_of(case: Case) -> Timeline | None:
     """Return a plan's timeline; None where one device does nothing but compute."""
     facts, plan = case.facts, case.plan
     c = Columns({**facts_columns(facts), **plans_table((plan,))})
-    seconds = {part: of_kind[:, 0] for part, of_kind in block_seconds(facts, c).of_kinds(c).items()}
+    of_kinds, casts = block_seconds(facts, c).of_kinds(c), autocast_s(facts, c)
+    every = of_kinds if casts is None else with_casts(c, of_kinds, casts)
+    seconds = {part: of_kind[:, 0] for part, of_kind in every.items()}
     if plan.mesh.pp > 1:
         return _of_pipeline(case, c, seconds)
     return _of_streams(facts, c, seconds) if plan.mesh.world_size > 1 else None
@@ -192,6 +195,7 @@ def _units(facts: Facts, c: Columns, seconds: dict[str, Any]) -> tuple[list[Unit
     all_trained = float(local_total(load.trainable, c)[0])
     once = float(of_model["once"][0])
     gathers = reduces = root_gather = root_reduce = np.zeros((len(forward), 1))
+    copies = copies_of_kinds(facts, c) or CopySeconds(gathers, gathers)
     if fsdp:
         narrow = gathered_element_bytes(facts)
         gathers, reduces = gather_and_reduce_s(facts, c, unit_totals(kinds), fabric, narrow)
@@ -205,6 +209,8 @@ def _units(facts: Facts, c: Columns, seconds: dict[str, Any]) -> tuple[list[Unit
             backward=float(whole[kind] - forward[kind]),
             gather=float(gathers[kind, 0]),
             reduce=float(reduces[kind, 0]),
+            copied_out=float(copies.out[kind, 0]),
+            copied_into=float(copies.into[kind, 0]),
             reduce_last=0.0 if fsdp and not block.unit else float(share * trained[kind]),
         )
         told += own.reduce_last * block.repeat

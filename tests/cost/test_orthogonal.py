@@ -78,8 +78,8 @@ def test_launches_of_small_matrices() -> None:
 @pytest.mark.parametrize(
     ("optimizer", "moved"),
     [
-        # tensors of fp32: a kernel for each operation
-        (Optimizer.ADAMW, 20 * 4),
+        # tensors of fp32: one kernel, or one for each operation
+        (Optimizer.ADAMW, 7 * 4),
         (Optimizer.SGD_MOMENTUM, 8 * 4),
         (Optimizer.SGD, 3 * 4),
         # a byte of each of two states, with their scales
@@ -91,9 +91,14 @@ def test_bytes_of_an_update(optimizer: Optimizer, moved: float) -> None:
     assert update_bytes(facts) == (pytest.approx(moved), 0)
 
 
-def test_one_kernel_moves_what_it_has_to() -> None:
-    facts = job(precision=Precision.FP32)
-    fused = replace(facts, stack=replace(facts.stack, steps_in_one_kernel=True))
-    assert update_bytes(fused) == (7 * 4, 0)
-    muon = replace(fused, workload=replace(fused.workload, optimizer=Optimizer.MUON))
-    assert update_bytes(muon) == (7 * 4, 2 * 4)
+def test_bytes_of_an_update_by_operation() -> None:
+    adamw = job(precision=Precision.FP32, stack={"steps_by_operation": True})
+    assert update_bytes(adamw) == (pytest.approx(20 * 4), 0)
+
+
+def test_muon_moves_one_state_of_matrices() -> None:
+    facts = job(precision=Precision.FP32, optimizer=Optimizer.MUON)
+    moved, spared = update_bytes(facts)
+    assert moved - spared == pytest.approx(13.5 * 4)
+    one = replace(facts, stack=replace(facts.stack, steps_in_one_kernel=True))
+    assert update_bytes(one) == (7 * 4, 2 * 4)

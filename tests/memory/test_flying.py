@@ -18,7 +18,7 @@ from parastrat.model import Parameters, Split
 from parastrat.plan import PipelineSchedule, Plan, Recompute, Shard
 from parastrat.ranks import ParameterTotals
 from parastrat.ranks.division import division, local
-from parastrat.ranks.states import cast_totals
+from parastrat.ranks.totals import cast_totals
 from parastrat.saved import Activations, Saved
 from parastrat.stack import Crossing
 from parastrat.workload import Optimizer, Precision

@@ -27,7 +27,8 @@ from parastrat.moments import Busy, Halfway
 from parastrat.plan import Offload, PipelineSchedule, Recompute, Shard
 from parastrat.ranks import ParameterTotals
 from parastrat.ranks.division import division, local, shard_ranks
-from parastrat.ranks.states import block_totals, element_bytes
+from parastrat.ranks.states import element_bytes
+from parastrat.ranks.totals import block_totals
 from parastrat.saved import Activations, Saved
 from parastrat.stack import Kernels
 from parastrat.workload import Optimizer, Precision
