@@ -145,7 +145,7 @@ def stepping(config: Any, plan: Plan) -> Callable[[], None]:
         sample_inputs=torch.zeros(plan.micro_batch_size, SEQUENCE, dtype=torch.int64),
         loss_fn=loss_of,
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     samples = plan.micro_batch_size * plan.gradient_accumulation_steps
     tokens = torch.randint(config.vocab_size, (samples, SEQUENCE + 1))
     inputs, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()

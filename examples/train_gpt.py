@@ -182,7 +182,7 @@ def main() -> None:
     loader = DataLoader(windows, batch_size=args.batch, shuffle=True, generator=order, drop_last=True)
 
     model, loader = parastrat.auto_parallelize(build), parastrat.shard_dataloader(loader)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), fused=True)
     device = next(model.parameters()).device
     first = not dist.is_initialized() or dist.get_rank() == 0
 

@@ -84,7 +84,7 @@ def main() -> None:
     loader = parastrat.shard_dataloader(
         DataLoader(windows, batch_size=32, shuffle=True, generator=order, drop_last=True)
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, betas=(0.9, 0.95), fused=True)
     first = not dist.is_initialized() or dist.get_rank() == 0
     for step, (inputs, targets) in zip(range(1, args.steps + 1), loader, strict=False):
         loss = parastrat.forward_backward(model, inputs, targets)

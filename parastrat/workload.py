@@ -47,6 +47,7 @@ class Optimizer(StrEnum):
     SGD_MOMENTUM = "sgd-momentum"
     ADAFACTOR = "adafactor"
     ADAMW_8BIT = "adamw-8bit"
+    #: of matrices in repeated blocks; AdamW updates the rest beside it
     MUON = "muon"
 
 

@@ -11,7 +11,7 @@ from parastrat.assess import assess, assess_all, columns_of
 from parastrat.case import Facts
 from parastrat.errors import UnknownFactError
 from parastrat.hardware import NetworkKind
-from parastrat.plan import Backend, Mesh, PipelineSchedule, Plan, Shard
+from parastrat.plan import Backend, Mesh, Offload, PipelineSchedule, Plan, Shard
 from parastrat.profiles import load_hardware, load_stack
 from parastrat.records import field_types
 from parastrat.rules import CaseRule, PlanRule
@@ -150,6 +150,10 @@ def _varied(facts: Facts) -> Iterator[tuple[str, Case]]:
         yield from _assessed(few, [(f"global batch {batch}", plan) for plan in plans])
     others = [changed for axes in _CHANGED for changed in _other_plans(_plan(facts, axes, _BATCH))]
     yield from _assessed(facts, [*_other_plans(plain), *others])
+    away = replace(plain, offload=Offload.OPTIMIZER)
+    for optimizer in (Optimizer.ADAFACTOR, Optimizer.MUON):
+        other = replace(facts, workload=replace(facts.workload, optimizer=optimizer))
+        yield from _assessed(other, [(f"{optimizer}", plain), (f"{optimizer} on the host", away)])
     one_node = replace(facts, hardware=replace(facts.hardware, num_nodes=1))
     unsharded = replace(_plan(one_node, {}, _BATCH), shard=Shard.NONE)
     yield from _assessed(one_node, [("one node", unsharded)])

@@ -73,7 +73,13 @@ class JobFlags:
         ),
     ] = None
     precision: Annotated[Precision | None, typer.Option(help="Number format.")] = None
-    optimizer: Annotated[Optimizer | None, typer.Option(help="Decides the size of its states.")] = None
+    optimizer: Annotated[
+        Optimizer | None,
+        typer.Option(
+            help="Decides the size of its states and what its step takes: adamw with fused=True, muon with "
+            "adamw for what is no matrix."
+        ),
+    ] = None
     loss_chunks: Annotated[
         int,
         typer.Option(

@@ -65,7 +65,7 @@ def test_the_front_falls_in_memory_and_rises_in_time(capsys: pytest.CaptureFixtu
         (
             "gpt-oss-120b",
             "hls-gaudi3:4",
-            "at half of it FSDP2 + EP (dp_shard 32, ep 2), which is simpler, would be",
+            "at half of it FSDP2 + EP (dp_shard 32, ep 8), which is simpler, would be",
         ),
         ("llama-3.1-8b", "dgx-a100:2", "at half and double of it the recommendation stands"),
     ],
