@@ -60,6 +60,7 @@ class TimeEstimate:
     tp_exposed: float
     cp_exposed: float
     ep_exposed: float
+    #: with what FSDP2 copies for its collectives, in the stream that computes
     dp_exposed: float
     pp_bubble: float
     pp_exposed: float
