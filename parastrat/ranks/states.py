@@ -176,7 +176,7 @@ def states_of(
         divides = shard >= code_of(Shard.OPTIMIZER)
         updated = sharded_total(matrices.held(load, d), d, divides)
         states = states - spared * updated
-        stepping = larger(step * (optimizer - updated), (spared > 0) * matrices.temporaries(d, divides))
+        stepping = larger(step * (optimizer - updated), (spared > 0) * matrices.temporaries(d, sharded))
     return States(parameter * parameters, gradient * gradients, states, stepping)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from parastrat.columns import code_of
@@ -26,6 +27,9 @@ _PARAMETERS = code_of(Shard.PARAMETERS)
 
 _ADAFACTOR, _MUON = code_of(Optimizer.ADAFACTOR), code_of(Optimizer.MUON)
 _HERE = code_of(Offload.NONE)
+
+#: share of a step below which what an optimizer takes is not worth a remark
+_WORTH = 0.005
 
 
 @plan_rule("PS390", Severity.INFO, source=f"{_DOCS}/generated/torch.nn.DataParallel.html")
@@ -147,6 +151,29 @@ def _(case: Case) -> Hit:
     return Hit(
         message=f"muon with {case.plan.offload} offloaded: its matrix products would run on the host",
         fix="leave the optimizer on the devices, or use --optimizer adamw",
+    )
+
+
+@case_rule("PS396", Severity.INFO, source=f"{_DOCS}/generated/torch.optim.AdamW.html")
+def adamw_is_taken_to_be_fused(case: Case) -> Hit | None:
+    """AdamW updates in one kernel with fused=True.
+
+    Step times count it so. Without it torch runs one operation after the other over all weights, which read
+    and write 20 tensors where 7 are enough; whoever holds all weights, as under DDP, sees that most. It is
+    the same arithmetic, on CPUs and GPUs, and of sharded and divided weights too.
+    """
+    stack, time = case.stack, case.estimate.time
+    fused = case.workload.optimizer is Optimizer.ADAMW and not stack.steps_in_one_kernel
+    if not fused or stack.steps_by_operation or time.optimizer < _WORTH * time.step:
+        return None
+    from parastrat.assess import assess  # noqa: PLC0415 - rules about files need no estimates
+
+    apart = replace(case.facts, stack=replace(stack, steps_by_operation=True))
+    longer = assess(apart, case.plan).estimate.time.step - time.step
+    return Hit(
+        message="the optimizer is taken to be torch.optim.AdamW with fused=True: without, a step would "
+        f"take about {100 * longer / time.step:.0f} % longer",
+        fix="torch.optim.AdamW(model.parameters(), ..., fused=True)",
     )
 
 
