@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 import parastrat
 from parastrat.runtime.communication.flow import ranks_of
-from parastrat.runtime.communication.gloo import one_gloo_thread
+from parastrat.runtime.communication.gloo import group_apart, one_gloo_thread
 from parastrat.runtime.wrapping import wrapping_of
 
 _CPU = torch.device("cpu")
@@ -152,3 +152,22 @@ def test_collectives_that_end_together_leave_the_heap_whole(made: str, collectiv
         [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, check=False
     )
     assert (run.returncode, run.stdout.strip()) == (0, "well"), run.stderr
+
+
+def _meeting() -> int:
+    """Return what ranks send each other in a group of theirs, of which one was in another group before."""
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        dist.new_group([0], backend="gloo", use_local_synchronization=True)
+    met = 0
+    for _ in range(2):
+        group = group_apart([0, 1], timedelta(seconds=20))
+        one = torch.ones(1)
+        dist.all_reduce(one, group=group)
+        met += int(one)
+    return met
+
+
+def test_ranks_with_different_groups_behind_them_meet() -> None:
+    """torch's own name for such a group counts those that a rank has, and ranks waited ten minutes."""
+    assert on_ranks(2, _meeting) == [4, 4]

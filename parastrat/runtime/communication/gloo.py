@@ -10,6 +10,7 @@ later, of "malloc(): unaligned tcache chunk detected". ``benchmarks/gloo_threads
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,6 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 #: name of the backend that torch makes such groups of
 GLOO = "gloo"
+#: groups that were made by ``group_apart``, of each set of ranks
+_APART: Counter[tuple[int, ...]] = Counter()
 
 
 @contextmanager
@@ -78,8 +81,17 @@ def group_apart(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
     """Return a group of some ranks that nothing else uses; these ranks call it, and no others need to.
 
     Whoever waits in it waits for what was meant: the next collective of the others is not taken for it.
+
+    torch names such groups by their ranks and by how many groups the process has (``_hash_ranks_to_str``,
+    torch 2.11 to 2.13). Ranks that have been in different groups before would wait for each other under
+    different names: here the number is of those of the same ranks.
     """
-    with one_gloo_thread():
+    _APART[tuple(ranks)] += 1
+    name = f"parastrat_apart_{'_'.join(map(str, ranks))}_{_APART[tuple(ranks)]}"
+    with (
+        one_gloo_thread(),
+        patch.object(distributed_c10d, "_process_group_name", lambda *_, **__: name),
+    ):
         group: dist.ProcessGroup = dist.new_group(
             ranks, timeout=timeout, backend=GLOO, use_local_synchronization=True
         )
