@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -242,6 +244,22 @@ def normed() -> float:
     return float((norm.weight.full_tensor() - before).abs().max())
 
 
+def not_begun() -> list[str]:
+    """Return what is warned of where a hook before all others raises, and go on."""
+    model = wrapped(PLANS["fsdp2"])
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("not now")
+
+    handle = model.register_forward_pre_hook(refuse, prepend=True)
+    with warnings.catch_warnings(record=True) as told, suppress(ValueError):
+        warnings.simplefilter("always")
+        loss(model)
+    handle.remove()
+    loss(model).backward()
+    return [str(each.message) for each in told]
+
+
 REFUSED: dict[str, tuple[Callable[[Plan], None], str]] = {
     "optimizer": (optimizer_made_behind, "that FSDP2 had gathered for a forward: its steps would reach no"),
     "data": (partial(written_between, past_autograd=True), "between a forward and its backward"),
@@ -260,7 +278,7 @@ def everything() -> dict[str, Any]:
     }
     for case, (refused, _) in REFUSED.items():
         asked |= {f"{case} {name}": partial(refused, PLANS[name]) for name in GATHERING}
-    return answers(asked | {"normed": normed})
+    return answers(asked | {"normed": normed, "not begun": not_begun})
 
 
 @pytest.fixture(scope="module")
@@ -285,3 +303,7 @@ def test_what_would_be_lost_is_refused(ranks: list[dict[str, Any]], case: str) -
 
 def test_norms_that_are_units_are_freed_behind_an_evaluation(ranks: list[dict[str, Any]]) -> None:
     assert all(isinstance(found["normed"], float) and found["normed"] > 1e-3 for found in ranks)
+
+
+def test_a_forward_that_another_hook_refuses_has_not_begun(ranks: list[dict[str, Any]]) -> None:
+    assert [found["not begun"] for found in ranks] == [[]] * 4

@@ -89,7 +89,8 @@ class Left:
             self._shards = [at(place) for place in self._places]
 
     def _ended(self, _root: nn.Module, _args: tuple[Any, ...], output: Any) -> None:
-        if in_backward():
+        # nor has it begun where another hook raised before
+        if in_backward() or not self._running:
             return
         self._running = False
         if not torch.is_grad_enabled():
