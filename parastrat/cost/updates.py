@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: (2) and adds to that (2), and updates the weight (4). Muon (torch/optim/_muon.py) interpolates momentum
 #: and update (6), casts and scales that in bf16 (3), and scales and updates the weight (4.5). SGD scales
 #: the momentum (2), adds to it (3), and updates the weight (3)
-_BY_OPERATION = {
+BY_OPERATION = {
     Optimizer.ADAMW: 20 / 7,
     Optimizer.MUON: 13.5 / 5,
     Optimizer.SGD_MOMENTUM: 8 / 5,
@@ -31,6 +31,6 @@ def update_bytes(facts: Facts) -> tuple[float, float]:
     """
     element, stack, optimizer = element_bytes(facts), facts.stack, facts.workload.optimizer
     fused = optimizer is Optimizer.ADAMW and not stack.steps_by_operation
-    passes = 1.0 if fused or stack.steps_in_one_kernel else _BY_OPERATION.get(optimizer, 1.0)
+    passes = 1.0 if fused or stack.steps_in_one_kernel else BY_OPERATION.get(optimizer, 1.0)
     moved = element.gradient + 2 * (element.parameter + element.optimizer)
     return moved * passes, 2 * element.spared * passes
