@@ -69,10 +69,14 @@ def _copies(stack: Stack) -> bool:
 def _copied(facts: Facts, c: Columns, held: Numbers, trained: Numbers) -> CopySeconds:
     """Return what they take of so many parameters, of which so many are trained."""
     element, fsdp = element_bytes(facts), c.shard == code_of(Shard.PARAMETERS)
-    rate = facts.hardware.device.memory_bytes_per_s / facts.stack.elementwise_factor
+    rate = _bytes_per_s(facts)
     # read and written, in the format of each
     out = fsdp * held * 2 * gathered_element_bytes(facts) / rate
     return CopySeconds(out, fsdp * trained * (element.compute + element.reduce) / rate)
+
+
+def _bytes_per_s(facts: Facts) -> float:
+    return facts.hardware.device.memory_bytes_per_s / facts.stack.elementwise_factor
 
 
 def autocast_s(facts: Facts, c: Columns) -> CastSeconds | None:
@@ -83,8 +87,8 @@ def autocast_s(facts: Facts, c: Columns) -> CastSeconds | None:
     element = element_bytes(facts)
     if not element.cast:
         return None
-    rate = facts.hardware.device.memory_bytes_per_s / facts.stack.elementwise_factor
-    each = (c.shard != code_of(Shard.PARAMETERS)) * (element.parameter + element.cast) / rate
+    moved = (c.shard != code_of(Shard.PARAMETERS)) * (element.parameter + element.cast)
+    each = moved / _bytes_per_s(facts)
     weights, gradients = casts_of_kinds(block_kinds(facts.model))
     return CastSeconds(local_total(weights, c) * each, local_total(gradients, c) * each)
 

@@ -14,7 +14,7 @@ import numpy as np
 from parastrat.columns import code_of
 from parastrat.cost.communication import Group, all_reduce_s, ring_s
 from parastrat.cost.compute import joined
-from parastrat.cost.rates import sustained_flops_per_s
+from parastrat.cost.rates import reached_share, sustained_flops_per_s
 from parastrat.model import Split
 from parastrat.plan import Shard
 from parastrat.ranks.division import division
@@ -54,9 +54,10 @@ def orthogonalized_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric | 
     Shards of FSDP2 and tp share each matrix; experts are whole on their ranks. ZeRO-1 gives each matrix to
     one of the ranks that have it.
     """
-    matrices, d = muon_matrices(facts), division(c)
+    matrices = muon_matrices(facts)
     if matrices is None:
         return 0.0
+    d = division(c)
     parameters, held = c.shard == code_of(Shard.PARAMETERS), c.shard >= code_of(Shard.OPTIMIZER)
     apart = np.where(held & ~parameters, c.dp * c.cp, 1)
     over = np.where(parameters, d.dense_shards, 1)
@@ -77,10 +78,9 @@ def orthogonalized_s(facts: Facts, c: Columns, load: RankLoad, fabric: Fabric | 
 
 def _products_s(facts: Facts, matrix: Matrix) -> _Products:
     """Return the products' seconds on one device, at the rates of those of the model."""
-    device, stack = facts.hardware.device, facts.stack
+    device = facts.hardware.device
     curve, short, long = device.matmul, matrix.short, matrix.long
-    reached = curve.ceiling * stack.matmul_factor * stack.rate_on(device.name)
-    rate = sustained_flops_per_s(device, Precision.BF16) * reached
+    rate = sustained_flops_per_s(device, Precision.BF16) * reached_share(facts)
 
     def seconds(m: int, n: int, k: int) -> Seconds:
         lengths = (1 + curve.m_half / m) * (1 + curve.n_half / n) * (1 + curve.k_half / k)

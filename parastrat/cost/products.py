@@ -9,7 +9,7 @@ import numpy as np
 from parastrat.cost.alignment import slower
 from parastrat.cost.convolutions import rate_of_convolutions, relaid_elements, transformed
 from parastrat.cost.operators import SPLITS, beside
-from parastrat.cost.rates import sustained_flops_per_s
+from parastrat.cost.rates import reached_share, sustained_flops_per_s
 from parastrat.model import Split
 from parastrat.ranks.division import division
 from parastrat.ranks.states import element_bytes
@@ -134,9 +134,8 @@ def _fastest(facts: Facts, products: Products) -> Any:
         inside = np.where(products.convolution, rate_of_convolutions(device, precision), inside)
     if precision is Precision.FP8 and facts.stack.scales_rows:
         inside *= facts.stack.scaled_rows_factor
-    reached = device.matmul.ceiling * facts.stack.matmul_factor * facts.stack.rate_on(device.name)
     grouped = np.where(products.grouped, facts.stack.grouped_factor, 1.0)
-    return reached * grouped * np.where(products.repeated, inside, ends)
+    return reached_share(facts) * grouped * np.where(products.repeated, inside, ends)
 
 
 def _accumulated_s(facts: Facts, products: Products, c: Columns) -> Seconds:

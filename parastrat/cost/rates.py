@@ -8,7 +8,14 @@ from parastrat.errors import ProfileError
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
+    from parastrat.case import Facts
     from parastrat.hardware import Device
+
+
+def reached_share(facts: Facts) -> float:
+    """Return the share of a device's sustained rate that large products of a stack reach."""
+    device, stack = facts.hardware.device, facts.stack
+    return device.matmul.ceiling * stack.matmul_factor * stack.rate_on(device.name)
 
 
 def sustained_flops_per_s(device: Device, precision: Precision) -> float:

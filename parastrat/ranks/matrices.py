@@ -15,7 +15,7 @@ from parastrat.elementwise import where
 from parastrat.model import OperatorKind, Parameters, Split
 from parastrat.plan import Shard
 from parastrat.ranks.division import divided, division, sharded_total
-from parastrat.ranks.load import NO_PARAMETERS, block_kinds
+from parastrat.ranks.load import block_kinds
 from parastrat.ranks.totals import totals_of
 from parastrat.remembered import remembered
 from parastrat.workload import Optimizer
@@ -134,7 +134,7 @@ def muon_matrices(facts: Facts) -> Matrices | None:
 
 def _totals(matrices: tuple[Matrix, ...]) -> ParameterTotals:
     groups = [Parameters(trainable=each.elements * each.count, split=each.split) for each in matrices]
-    return totals_of(groups) if groups else NO_PARAMETERS
+    return totals_of(groups)
 
 
 def updated_matrices(facts: Facts, c: Columns, load: RankLoad) -> Numbers:

@@ -90,7 +90,8 @@ def group_apart(ranks: list[int], timeout: timedelta) -> dist.ProcessGroup:
     name = f"parastrat_apart_{'_'.join(map(str, ranks))}_{_APART[tuple(ranks)]}"
     with (
         one_gloo_thread(),
-        patch.object(distributed_c10d, "_process_group_name", lambda *_, **__: name),
+        # a torch that knows no such function keeps its own names
+        patch.object(distributed_c10d, "_process_group_name", lambda *_, **__: name, create=True),
     ):
         group: dist.ProcessGroup = dist.new_group(
             ranks, timeout=timeout, backend=GLOO, use_local_synchronization=True
