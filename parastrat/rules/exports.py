@@ -15,13 +15,16 @@ if TYPE_CHECKING:
     from parastrat.config_file import ConfigFile
 
 #: beginnings of names that libraries read, and whole ones
-_READ = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "PET_", "OMPI_", "UCX_", "FI_", "HF_")
+_READ = ("NCCL_", "TORCH_", "PYTORCH_", "GLOO_", "PET_", "OMPI_", "UCX_", "FI_", "HF_HUB_", "HF_DATASETS_")
 _READ_WHOLE = (
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "CUDA_DEVICE_ORDER",
     "CUDA_LAUNCH_BLOCKING",
     "CUDA_VISIBLE_DEVICES",
     "GLIBC_TUNABLES",
+    "HF_ENDPOINT",
+    "HF_HOME",
+    "HF_TOKEN",
     "MKL_NUM_THREADS",
     "OMP_NUM_THREADS",
     "TOKENIZERS_PARALLELISM",

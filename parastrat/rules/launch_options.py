@@ -140,8 +140,10 @@ def batch_is_of_so_many_ranks(file: ConfigFile) -> Iterator[Hit]:
         file.number("engine.train_micro_batch_size_per_gpu"),
         world_of(file),
     )
-    steps = 1 if file.get("engine.gradient_accumulation_steps") is None else None
-    steps = steps or file.number("engine.gradient_accumulation_steps")
+    steps = file.number("engine.gradient_accumulation_steps")
+    # accelerate accumulates once where the file does not say; DeepSpeed as often as its batch asks for
+    if file.get("engine.gradient_accumulation_steps") is None and file.get("accelerate") is not None:
+        steps = 1
     # elastic training and autotuning choose batches of their own
     chosen = file.is_on("engine.elasticity.enabled") or file.get("deepspeed.autotuning") is not None
     if not world or not batch or not micro or not steps or min(batch, micro, steps) < 1 or chosen:

@@ -45,9 +45,12 @@ deepspeed_config:
 OF_STAGE = OF_ZERO.replace("deepspeed_config_file: bf16.json", "zero_stage: 2")
 BF16 = '{"train_batch_size": "auto", "bf16": {"enabled": true}, "zero_optimization": {"stage": 2}}'
 ENGINE = '{"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}'
+#: steps follow from the batch, unless accelerate says 1
+WITHOUT_STEPS = ENGINE.replace(', "gradient_accumulation_steps": 2', "")
 HOSTS = "worker-0 slots=8\nworker-1 slots=8  # the other\n"
 #: what lies beside a script
 BESIDE = {"fsdp.yaml": FSDP2, "mesh.yaml": MESH, "ds.json": ENGINE, "hosts": HOSTS} | {
+    "steps.json": WITHOUT_STEPS,
     "zero.yaml": OF_ZERO,
     "stage.yaml": OF_STAGE,
     "bf16.json": BF16,
@@ -236,6 +239,13 @@ TOGETHER = (
         "--use_deepspeed --deepspeed_config_file ds.json --num_processes 12",
         "PS673",
     ),
+    _bad(
+        "accelerate: another batch, without steps",
+        ACCELERATE,
+        "--multi_gpu --num_processes 16",
+        "--use_deepspeed --deepspeed_config_file steps.json --num_processes 12",
+        "PS673",
+    ),
     _deepspeed("more nodes than hosts", "--num_nodes 2", "--num_nodes 4", "PS671"),
     _deepspeed("more processes than slots", "--num_gpus 8", "--num_gpus 16", "PS671"),
     _deepspeed("host of no file", "--num_nodes 2 --num_gpus 8", "--include worker-2:0", "PS671"),
@@ -243,6 +253,8 @@ TOGETHER = (
     _bad("deepspeed: node 2 of 2", BY_HAND, "$SLURM_NODEID", "2", "PS666"),
 )
 GOOD_LAUNCHES = (
+    "torchrun --nproc-per-node 8 t.py --deepspeed_config steps.json\n",
+    "accelerate launch --use_deepspeed --deepspeed_config_file steps.json --num_processes 16 t.py\n",
     # FSDP's plugin is the file's
     "accelerate launch --config_file fsdp.yaml --machine_rank 1 t.py --gradient_checkpointing\n",
     "accelerate launch --config_file checkpointed.yaml --machine_rank 1 t.py\n",

@@ -58,6 +58,7 @@ RANKS = (
     _bad("no rank", MPI, "-np 16", "-np 0", "PS570", ".sh"),
     _bad("no number of ranks", MPI, "-np 16", "-np all", "PS570", ".sh"),
     _bad("that meet nowhere", SLURM, "export MASTER_PORT", "MASTER_PORT", "PS571"),
+    _bad("a kept address", SLURM, "srun", "HF_ENDPOINT=https://hub\nsrun", "PS571"),
     _bad("kept settings", SLURM, "srun", "NCCL_DEBUG='WARN' # loud\nsrun", "PS571"),
     _bad("without settings", MPI, " -x NCCL_DEBUG", "", "PS567", ".sh"),
     _bad(
@@ -65,6 +66,7 @@ RANKS = (
     ),
 )
 GOOD_RANKS = (
+    SLURM.replace("srun", "HF_MODEL=--hf-model\nsrun"),
     SLURM,
     SHELL,
     MPI,
