@@ -102,7 +102,8 @@ def debugging_is_left_on(case: Case) -> Hit | None:
     if not found:
         return None
     return Hit(
-        message=f"{', '.join(f'{name}={env[name]}' for name in found)} is for debugging",
+        message=f"{', '.join(f'{name}={env[name]}' for name in found)} "
+        f"{'is' if len(found) == 1 else 'are'} for debugging",
         fix=f"remove {', '.join(found)}",
     )
 
