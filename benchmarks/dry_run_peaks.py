@@ -114,7 +114,7 @@ def most_of_tensors(job: Facts, plan: Plan) -> float:
     A plan's own estimate is of the moment at which a device holds most, with what its allocator keeps: that
     may be another, as memory which an allocator keeps for gathered parameters is idle at some moments only.
     """
-    moments = (each for rank in one_plan(job, plan).ranks for each in (*rank.moments, rank.beginning))
+    moments = (each for rank in one_plan(job, plan).ranks for each in (*rank.moments, *rank.gathering))
     return max(each.total - each.parts["overhead"] for each in moments if each is not None)
 
 

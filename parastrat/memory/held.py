@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from parastrat.elementwise import chosen, larger, of_kinds, some, where
-from parastrat.memory.beginning import Waits, beginning_of
 from parastrat.memory.crossing import crossing_bytes, widths_of
 from parastrat.memory.flying import in_flight
+from parastrat.memory.in_forward import Waits, in_forward
 from parastrat.memory.masks import lacking_stages
 from parastrat.memory.pools import idle_pool
 from parastrat.ranks.division import divided, divided_total
@@ -18,7 +18,7 @@ from parastrat.ranks.states import of_elements, states_of
 if TYPE_CHECKING:
     from parastrat.memory.activations import KindBytes
     from parastrat.memory.alike import Alike
-    from parastrat.memory.beginning import Beginning
+    from parastrat.memory.in_forward import InForward
     from parastrat.memory.plans import Plans
     from parastrat.ranks.division import Division
     from parastrat.ranks.load import RankLoad
@@ -75,10 +75,10 @@ class RankHeld:
     of_units: Bytes
     #: all states
     states: Any
-    #: bytes in the optimizer step, or as a forward begins: a foreach optimizer makes one temporary copy,
-    #: activations there are none
+    #: bytes in the optimizer step, where a foreach optimizer makes one temporary copy and activations there
+    #: are none, or as a forward gathers a unit
     stepping: Bytes
-    beginning: Beginning | None
+    forward: tuple[InForward, ...]
     #: what the allocator holds and nothing uses
     pool: Bytes
     #: for what it receives
@@ -158,11 +158,13 @@ def rank_held(plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks) -> RankHel
     if alike.waits is not False and some(several := steps > 1):
         waiting = where(several, _waiting_bytes(plans, alike, trained, root), 0.0)
     base = job.context + job.buffers + pool + states.kept
-    stepping, beginning = base + states.stepping + buffers, None
+    stepping = base + states.stepping + buffers
+    forward: tuple[InForward, ...] = ()
     if not job.flags.pooled:
-        beginning = beginning_of(plans, kinds, rank, Waits(alike, states, pool, root, waiting))
-    if beginning is not None:
-        stepping = larger(stepping, beginning.total)
+        waits = Waits(alike, c.division, states, steps, pool, everything, root, one, waiting)
+        forward = in_forward(plans, kinds, rank, waits)
+    for moment in forward:
+        stepping = larger(stepping, moment.total)
     return RankHeld(
         alike,
         base + job.share * (held + buffers),
@@ -182,7 +184,7 @@ def rank_held(plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks) -> RankHel
         of_units,
         states,
         stepping,
-        beginning,
+        forward,
         pool,
         buffers,
         held,

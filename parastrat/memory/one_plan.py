@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from parastrat.memory.activations import kinds_bytes
 from parastrat.memory.alone import plan_alone, ranks_of
 from parastrat.memory.backward import moving_of, ways_of
-from parastrat.memory.beginning import Waits, beginning_of
 from parastrat.memory.gathered import EVERY_WAY, ONCE, When
 from parastrat.memory.held import rank_held, ranks_read
-from parastrat.memory.parts import PARTS, backward_parts, beginning_parts, lacking_of, step_parts
+from parastrat.memory.in_forward import Waits, in_forward
+from parastrat.memory.parts import PARTS, backward_parts, forward_parts, lacking_of, step_parts
 from parastrat.memory.plans import job_of
 from parastrat.ranks import block_kinds
 from parastrat.ranks.division import divided_total
@@ -59,8 +59,8 @@ class OneRank:
     held: RankHeld
     #: the optimizer step, then those of backward
     moments: tuple[MomentHeld, ...]
-    #: as the forward of a later micro-batch begins; None: nothing waits of the one before
-    beginning: MomentHeld | None
+    #: as a forward gathers its first unit, and its last; None of those that cannot be most
+    gathering: tuple[MomentHeld | None, ...]
 
     @property
     def counts(self) -> list[int]:
@@ -128,17 +128,33 @@ def _held(plans: Plans, kinds: KindBytes, rank: Rank, turning: Turning | None) -
         rank=rank,
         held=held,
         moments=(step, *(each for own in backward for each in own)),
-        beginning=_beginning(plans, kinds, rank, held),
+        gathering=_gathering(plans, kinds, rank, held),
     )
 
 
-def _beginning(plans: Plans, kinds: KindBytes, rank: Rank, held: RankHeld) -> MomentHeld | None:
-    waits = Waits(held.alike, held.states, held.pool, held.root, held.waiting)
-    found = beginning_of(plans, kinds, rank, waits)
-    if found is None or not found.total:
-        return None
-    parts = _named(beginning_parts(plans, held, found))
-    return MomentHeld(start=None, when=When.FIRST, parts=parts, gathered=found.transient)
+def _gathering(plans: Plans, kinds: KindBytes, rank: Rank, held: RankHeld) -> tuple[MomentHeld | None, ...]:
+    waits = Waits(
+        held.alike,
+        plans.division,
+        held.states,
+        held.steps,
+        held.pool,
+        held.everything,
+        held.root,
+        held.one,
+        held.waiting,
+    )
+    return tuple(
+        MomentHeld(
+            start=None,
+            when=When.FIRST,
+            parts=_named(forward_parts(plans, held, each)),
+            gathered=each.transient,
+        )
+        if each.total
+        else None
+        for each in in_forward(plans, kinds, rank, waits)
+    )
 
 
 def _moments(

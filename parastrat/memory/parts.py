@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from parastrat.elementwise import Counts
     from parastrat.memory.backward import Moving
-    from parastrat.memory.beginning import Beginning
     from parastrat.memory.held import RankHeld
+    from parastrat.memory.in_forward import InForward
     from parastrat.memory.plans import Plans
     from parastrat.ranks.starts import Start
     from parastrat.units import Bytes
@@ -25,12 +25,12 @@ PARTS = ("parameters", "gradients", "optimizer", "activations", "transient", "ov
 
 def outside_parts(plans: Plans, held: RankHeld) -> Sequence[Bytes]:
     """Return ``PARTS`` of what a rank holds outside of backward where that is most, bytes."""
-    step, begun = step_parts(plans, held), held.beginning
-    if begun is None:
-        return step
-    begins = begun.total == held.stepping
-    parts = zip(beginning_parts(plans, held, begun), step, strict=True)
-    return [where(begins, own, other) for own, other in parts]
+    found = step_parts(plans, held)
+    for moment in held.forward:
+        most = moment.total == held.stepping
+        parts = zip(forward_parts(plans, held, moment), found, strict=True)
+        found = [where(most, own, other) for own, other in parts]
+    return found
 
 
 def step_parts(plans: Plans, held: RankHeld) -> Sequence[Bytes]:
@@ -44,12 +44,12 @@ def step_parts(plans: Plans, held: RankHeld) -> Sequence[Bytes]:
     return parameters, states.gradients, states.optimizer, 0.0, transient, overhead
 
 
-def beginning_parts(plans: Plans, held: RankHeld, at: Beginning) -> Sequence[Bytes]:
-    """Return ``PARTS`` of what a rank holds as a micro-batch's forward begins, bytes."""
+def forward_parts(plans: Plans, held: RankHeld, at: InForward) -> Sequence[Bytes]:
+    """Return ``PARTS`` of what a rank holds as a forward gathers a unit, bytes."""
     states, job = held.states, plans.job
-    overhead = job.context + at.idle + job.stack.fragmentation * at.transient
+    overhead = job.context + at.idle + job.stack.fragmentation * (at.activations + at.transient)
     parameters = states.parameters + job.buffers
-    return parameters, states.gradients, states.optimizer, 0.0, at.transient, overhead
+    return parameters, at.gradients, states.optimizer, at.activations, at.transient, overhead
 
 
 def backward_parts(

@@ -147,9 +147,9 @@ def _forward(job: OnePlan, rank: OneRank) -> Iterator[Phase]:
     # sharded gradients are freed behind the optimizer, those of DDP are views of its buckets
     at_rest = 0.0 if job.plans.alike.shards else gradients
     yield _between(job, rank, _Moving(gradients=at_rest), Stage.REST)
-    if rank.beginning is not None and rank.held.beginning is not None:
-        first = next(kind for kind in job.kinds.of if job.kinds.units[kind])
-        yield _phase(Stage.FORWARD, rank.beginning, job.names[first], "gathered first")
+    gathering = _units_gathered(job, rank)
+    if "gathered first" in gathering:
+        yield gathering["gathered first"]
     one = sum(kept * count for kept, count in zip(job.kept, counts, strict=True))
     before = rank.held.flying * (one + rank.held.masks) - one
     if job.plans.alike.turns:
@@ -157,11 +157,27 @@ def _forward(job: OnePlan, rank: OneRank) -> Iterator[Phase]:
     kept, ran = max(before, 0.0), [0] * len(counts)
     for kind in dict.fromkeys(job.kinds.of):
         if counts[kind]:
+            if (last := gathering.get("gathered last")) is not None and last.block == job.names[kind]:
+                yield last
             ran[kind] = counts[kind]
             kept += job.kept[kind] * counts[kind]
             gathered = _gathered(job, rank, ran, kind)
             moving = _Moving(gradients=gradients, activations=kept, gathered=gathered)
             yield _between(job, rank, moving, Stage.FORWARD, job.names[kind])
+
+
+def _units_gathered(job: OnePlan, rank: OneRank) -> dict[str, Phase]:
+    """Return the phases in which a unit of a forward is gathered, if a rank may peak there."""
+    units = [kind for kind in job.kinds.of if job.kinds.units[kind]]
+    if not rank.held.forward:
+        return {}
+    which = {"gathered first": units[0], "gathered last": units[-1]}
+    moments = zip(which, rank.gathering, strict=False)
+    return {
+        repeat: _phase(Stage.FORWARD, moment, job.names[which[repeat]], repeat)
+        for repeat, moment in moments
+        if moment is not None
+    }
 
 
 def _gathered(job: OnePlan, rank: OneRank, ran: list[int], kind: int) -> float:

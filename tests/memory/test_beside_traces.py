@@ -83,7 +83,7 @@ def peak(model: ModelSpec, way: Way, recompute: Recompute) -> float:
         precision=model.precision,
     )
     facts = Facts(model=model, hardware=HARDWARE, workload=workload, stack=STACK)
-    moments = (each for rank in one_plan(facts, plan).ranks for each in (*rank.moments, rank.beginning))
+    moments = (each for rank in one_plan(facts, plan).ranks for each in (*rank.moments, *rank.gathering))
     return max(each.total - each.parts["overhead"] for each in moments if each is not None)
 
 
