@@ -1,8 +1,9 @@
 """Seconds in which weights and gradients are copied, in the stream that computes.
 
 What FSDP2 gathers comes as one buffer, shard after shard, and is copied into the weights of a unit;
-gradients are copied into the buffer that is reduced, in its format (torch/distributed/fsdp/_fully_shard/
-_fsdp_collectives.py, ``foreach_all_gather_copy_out`` and ``foreach_reduce_scatter_copy_in``; torch 2.13).
+gradients are copied into the buffer that is reduced, in its format. Stacks of experts that are sharded
+along their rows are copied once more both ways (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py,
+``foreach_all_gather_copy_out``, ``foreach_reduce`` and ``foreach_reduce_scatter_copy_in``; torch 2.13).
 Without it autocast casts fp32 weights as a forward reads them, and backward their gradients.
 """
 
@@ -12,9 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parastrat.columns import code_of
 from parastrat.cost.data_parallel import gathered_element_bytes
+from parastrat.elementwise import where
 from parastrat.plan import Recompute, Shard
 from parastrat.ranks import block_kinds
-from parastrat.ranks.division import local_total
+from parastrat.ranks.division import along_rows, division, local, local_total
 from parastrat.ranks.states import element_bytes
 from parastrat.ranks.totals import casts_of_kinds, held_totals, trainable_totals
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from parastrat.case import Facts
     from parastrat.columns import Columns
     from parastrat.ranks import RankLoad
+    from parastrat.ranks.load import ParameterTotals
     from parastrat.stack import Stack
     from parastrat.units import Numbers, Seconds
 
@@ -50,8 +53,7 @@ def copies_s(facts: Facts, c: Columns, load: RankLoad) -> CopySeconds | None:
     """
     if not _copies(facts.stack):
         return None
-    trained = local_total(load.trainable, c)
-    return _copied(facts, c, trained + local_total(load.frozen, c), trained)
+    return _copied(facts, c, (load.trainable, load.frozen), load.trainable)
 
 
 def copies_of_kinds(facts: Facts, c: Columns) -> CopySeconds | None:
@@ -59,20 +61,29 @@ def copies_of_kinds(facts: Facts, c: Columns) -> CopySeconds | None:
     if not _copies(facts.stack):
         return None
     kinds = block_kinds(facts.model)
-    return _copied(facts, c, local_total(held_totals(kinds), c), local_total(trainable_totals(kinds), c))
+    return _copied(facts, c, (held_totals(kinds),), trainable_totals(kinds))
 
 
 def _copies(stack: Stack) -> bool:
     return stack.dtensors and not stack.gathers_in_graph
 
 
-def _copied(facts: Facts, c: Columns, held: Numbers, trained: Numbers) -> CopySeconds:
-    """Return what they take of so many parameters, of which so many are trained."""
+def _copied(
+    facts: Facts, c: Columns, held: tuple[ParameterTotals, ...], trained: ParameterTotals
+) -> CopySeconds:
+    """Return what they take of all parameters that are held, and of those that are trained."""
     element, fsdp = element_bytes(facts), c.shard == code_of(Shard.PARAMETERS)
-    rate = _bytes_per_s(facts)
+    rate, twice = _bytes_per_s(facts), along_rows(facts.model.experts, c.ep, division(c))
+
+    def copied(totals: ParameterTotals, once: float, again: float) -> Numbers:
+        dense, experts = local(totals, c)
+        return dense * once + experts * where(twice, once + again, once)
+
     # read and written, in the format of each
-    out = fsdp * held * 2 * gathered_element_bytes(facts) / rate
-    return CopySeconds(out, fsdp * trained * (element.compute + element.reduce) / rate)
+    gathered = 2 * gathered_element_bytes(facts)
+    out = sum(copied(each, gathered, gathered) for each in held)
+    into = copied(trained, element.compute + element.reduce, 2 * element.compute)
+    return CopySeconds(fsdp * out / rate, fsdp * into / rate)
 
 
 def _bytes_per_s(facts: Facts) -> float:

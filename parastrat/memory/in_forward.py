@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from parastrat.columns import code_of
 from parastrat.elementwise import larger, of_kinds, taken, where
 from parastrat.plan import Recompute
-from parastrat.ranks.division import divided_experts
+from parastrat.ranks.division import along_rows, divided_experts
 from parastrat.ranks.load import has_any
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def _last(plans: Plans, kinds: KindBytes, rank: Rank, held: Waits, units: list[i
     before = where(rank.load.repeats[kind] > 1, unit, before)
     # of a block with two units the other one came before
     buffers = where(experts > 0, unit, unit + before)
-    stacks = _along_rows(plans, rank, held.division, kind)
+    stacks = _experts_along_rows(plans, rank, held.division, kind)
     recompute = plans.recompute if rank.rows is None else taken(plans.recompute, rank.rows)
     # its input is there, which is all that is kept of what is made again
     unmade = where(recompute == _MADE_AGAIN, 0.0, own)
@@ -110,14 +110,13 @@ def _of(several: Any, rank: Rank, kind: int) -> Numbers:
     return found
 
 
-def _along_rows(plans: Plans, rank: Rank, division: Division, kind: int) -> Numbers:
-    """Return a unit's experts where those of a rank are no multiple of the ranks that shard them."""
-    job = plans.job
-    totals = job.kinds.each[0][kind].unit
-    if not has_any(totals.expert) or job.model.experts is None:
+def _experts_along_rows(plans: Plans, rank: Rank, division: Division, kind: int) -> Numbers:
+    """Return a unit's experts where they are sharded along their rows."""
+    job, totals = plans.job, plans.job.kinds.each[0][kind].unit
+    if not has_any(totals.expert):
         return 0.0
-    on_rank = job.model.experts / taken(plans.c.ep, rank.rows)
-    return where(on_rank % division.expert_shards != 0, divided_experts(totals, division), 0.0)
+    which = along_rows(job.model.experts, taken(plans.c.ep, rank.rows), division)
+    return where(which, divided_experts(totals, division), 0.0)
 
 
 def _moment(

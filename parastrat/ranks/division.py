@@ -96,6 +96,18 @@ def divided_total(totals: ParameterTotals, d: Division) -> Numbers:
     return dense if expert is NONE else dense + expert
 
 
+def along_rows(experts: int | None, ep: Numbers, d: Division) -> Mask:
+    """Return where FSDP2 shards the stacks of a rank's experts along their rows.
+
+    That is where their number is no multiple of the ranks that shard them: along the first dimension it
+    would pad them (``runtime.data_parallel.own_units``; torchtitan does alike).
+    """
+    if experts is None:
+        return False
+    found: Mask = experts / ep % d.expert_shards != 0
+    return found
+
+
 @derived_with
 def local(totals: ParameterTotals, c: Columns) -> tuple[Numbers, Numbers]:
     """Return what ``divided`` does of plans."""

@@ -55,6 +55,14 @@ def test_fsdp2_copies_what_it_gathers_and_what_it_reduces() -> None:
     assert copied(holding(), tp=2) == pytest.approx((OUT + INTO) / 2)
 
 
+@pytest.mark.parametrize(("number", "again"), [(None, 0), (4, 0), (1, 2), (3, 2)])
+def test_experts_along_their_rows_are_copied_again_both_ways(number: int | None, again: int) -> None:
+    parts = (Parameters(trainable=int(GB), split=Split.EXPERT),)
+    layer = block(repeat=2, parameters=parts, unit=True)
+    given = job(layer, stack={"network_efficiency": 1e15}, model={"experts": number})
+    assert copied(given) == pytest.approx((OUT + INTO) + again * OUT)
+
+
 def test_a_pipeline_copies_once_a_step() -> None:
     fields = {"pp": 2, "pp_schedule": PipelineSchedule.ONE_F_ONE_B, "gradient_accumulation_steps": 4}
     assert copied(holding(), **fields) == pytest.approx((OUT + INTO) / 2)
