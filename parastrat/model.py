@@ -228,6 +228,7 @@ class ModelSpec:
     drops: bool | None = None  #: activations at random, while it trains
     scans: Scans | None = None  #: None: no layer scans
     divides_tokens: bool = False  #: whole experts are given a tp rank's stretch, where attention is divided
+    divides_sequences: bool = True  #: over cp: layers attend by a kernel, to positions that count alike
     #: what pipeline stages hold equally much of; Megatron's hold equally many layers
     stage_load: StageLoad = StageLoad.FLOPS
     #: each operator of the blocks is one that torch dispatches; of other closed forms it stands for several

@@ -65,6 +65,7 @@ def model_columns(model: ModelSpec) -> dict[str, Any]:
         "scan_groups": divided and divided.groups,
         "token_heads": model.kv_heads if model.divides_tokens else None,
         "whole_scans": scans is not None and not divided,
+        "whole_sequences": not model.divides_sequences,
         # of a module that was traced its data flow tells
         "without_heads": model.heads is None and model.family is not Family.MODULE,
         "without_experts": model.experts is None,

@@ -66,7 +66,7 @@ STYLES = {
     "gemma2": (*_FP32_NORMS, "layer_norms = 4", 'scores = "capped"', "capped_logits = true"),
     "gemma3": (*_FP32_NORMS, "layer_norms = 4", 'qk_norm = "head"'),
     "grok": (*_LLAMA, "layer_norms = 4"),
-    "llama4": _LLAMA,
+    "llama4": (*_LLAMA, "own_positions = true"),
     "gpt-oss": (*_FP32_NORMS, "qkv_bias = true", "output_bias = true", "sinks = true", 'scores = "sinks"'),
     "olmo": ('family = "decoder"', 'norm = "bare"', "gated = true"),
     "olmo2": (*_FP32_NORMS, 'qk_norm = "width"'),

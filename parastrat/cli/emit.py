@@ -169,7 +169,7 @@ def _files(
     mesh = case.plan.mesh
     if target is not Target.PYTHON or mesh.tp == mesh.pp == 1 or source.model_ref is None:
         return EMITTERS[target](case)
-    python.check_plan(case.plan)
+    python.check_plan(case)
     from parastrat.runtime.emission import proven_division, proven_staging
 
     ref = source.model_ref

@@ -38,6 +38,7 @@ _JOBS: tuple[tuple[str, str, int | None, str], ...] = (
     ("nemotron-h-8b", "dgx-h100:2", 8192, "megatron-core"),
     ("llama-3.1-70b", "dgx-a100-40", 8192, "torch"),
     ("t5-large", "dgx-h100:2", 512, "torch"),
+    ("gpt-oss-20b", "dgx-h100:2", 8192, "torch"),
 )
 _BATCH = 128
 

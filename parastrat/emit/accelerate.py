@@ -152,7 +152,7 @@ def _check(case: Case) -> None:
     plan, mesh = case.plan, case.plan.mesh
     device, optimizer = case.hardware.device.type, case.workload.optimizer
     # what no launcher's script applies is no other way
-    other = "" if refusals_of(plan) else ", or emit --to torchrun, whose scripts apply it"
+    other = "" if refusals_of(plan, case.model) else ", or emit --to torchrun, whose scripts apply it"
     without = {
         f"processes on {device.value}": (
             device not in _REPLICAS,

@@ -50,7 +50,7 @@ def emit(
             staging is lacking.
     """
     plan = case.plan
-    check_plan(plan)
+    check_plan(case)
     if plan.mesh.pp > 1 and staging is None:
         raise EmitError(
             f"this plan is {plan.strategy}, and where its stages are cut is found by tracing the model",
@@ -89,13 +89,14 @@ def emit(
     return (TextFile(path="parallelize.py", text="\n".join(lines)),)
 
 
-def check_plan(plan: Plan) -> None:
+def check_plan(case: Case) -> None:
     """Refuse plans that ``auto_parallelize`` refuses itself, and what is not emitted for any model.
 
     Raises:
         EmitError: with the nearest that is.
     """
-    for finding in refusals_of(plan):
+    plan = case.plan
+    for finding in refusals_of(plan, case.model):
         raise EmitError(
             f"no plain torch for this plan: {finding.message} ({finding.code})", hint=finding.fix
         )

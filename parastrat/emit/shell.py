@@ -76,7 +76,7 @@ def check_applied(case: Case) -> None:
     Raises:
         EmitError: with the nearest that it applies.
     """
-    for finding in refusals_of(case.plan):
+    for finding in refusals_of(case.plan, case.model):
         raise EmitError(
             f"a script that is started for this plan would refuse it: {finding.message} ({finding.code})",
             hint=finding.fix,

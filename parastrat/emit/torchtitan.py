@@ -111,7 +111,7 @@ def emit(case: Case) -> tuple[TextFile, ...]:
 def _baseline(case: Case) -> Baseline:
     ref = case.model.ref
     if ref not in BASELINES:
-        other = "" if refusals_of(case.plan) else "; or emit for torchrun or slurm"
+        other = "" if refusals_of(case.plan, case.model) else "; or emit for torchrun or slurm"
         raise EmitError(f"torchtitan has no {ref}", hint=f"it has {', '.join(BASELINES)}{other}")
     return BASELINES[ref]
 

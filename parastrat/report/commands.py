@@ -90,7 +90,7 @@ def next_steps(case: Case, context: Context, written_by: str, applied: Applied |
         written_by: the command that writes this plan to ``plan.toml``.
         applied: what ``auto_parallelize`` applies instead, if that was asked.
     """
-    runs = not refusals_of(case.plan)
+    runs = not refusals_of(case.plan, case.model)
     if context.plan_file is None:
         steps = [Step(purpose="write the plan to a file", command=written_by)]
     elif runs:

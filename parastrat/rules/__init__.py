@@ -60,6 +60,7 @@ from parastrat.rules import (
     torchtitan_python,
     trainjob,
     vocabulary,
+    whole_sequences,
 )
 from parastrat.rules.rule import CaseRule, FileRule, Guidance, PlanRule, Rule, finding
 
@@ -138,6 +139,7 @@ FAMILIES: tuple[ModuleType, ...] = (
     pods,
     pod_memory,
     pytorchjob,
+    whole_sequences,
 )
 
 

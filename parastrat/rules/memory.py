@@ -77,7 +77,7 @@ def _(case: Case) -> Hit:
     return Hit(
         message=f"{spare:.1f} GiB spare, less than the estimate's margin of error of "
         f"{memory.margin / GIB:,.1f} GiB",
-        fix=f"{_less_memory(case)}, or {_tried(case.plan)} first",
+        fix=f"{_less_memory(case)}, or {_tried(case)} first",
     )
 
 
@@ -261,9 +261,10 @@ def _less_in_stages(case: Case) -> str:
     return ""
 
 
-def _tried(plan: Plan) -> str:
+def _tried(case: Case) -> str:
     """Name what tells more of a plan's memory than its estimate."""
-    return "run a few steps" if refusals_of(plan) else "dry-run it with `parastrat verify`"
+    refused = refusals_of(case.plan, case.model)
+    return "run a few steps" if refused else "dry-run it with `parastrat verify`"
 
 
 def _sharded(plan: Plan) -> str:

@@ -9,27 +9,29 @@ from parastrat.case import Case, Unknown, stated
 from parastrat.columns import Columns, code_of
 from parastrat.finding import Hit, Severity
 from parastrat.plan import Compile, ContextMethod, Offload, PipelineSchedule, Recompute, Shard
-from parastrat.rules import pipeline
+from parastrat.rules import pipeline, whole_sequences
 from parastrat.rules.rule import PlanRule, finding, plan_rule
 from parastrat.rules.torchtitan_models import BASELINES
+from parastrat.rules.whole_sequences import ELSEWHERE
 from parastrat.schedules import schedule_of
 from parastrat.tables import plan_columns
 from parastrat.workload import Precision
 
 if TYPE_CHECKING:
     from parastrat.finding import Finding
+    from parastrat.model import ModelSpec
     from parastrat.plan import Plan
     from parastrat.units import Mask
 
 _FSDP2 = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
+_SDPA = (
+    "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html"
+)
 
 _OPTIMIZER = code_of(Shard.OPTIMIZER)
 _GRADIENTS = code_of(Shard.GRADIENTS)
 _PARAMETERS = code_of(Shard.PARAMETERS)
 _ALL_GATHER = code_of(ContextMethod.ALL_GATHER)
-
-#: of models that torchtitan has not
-_ELSEWHERE = "a framework that has both this model and these axes"
 
 _ZERO_BUBBLE = code_of(PipelineSchedule.INTERLEAVED_ZERO_BUBBLE)
 _ZBV = code_of(PipelineSchedule.ZBV)
@@ -72,7 +74,7 @@ def _(case: Case) -> Hit:
     else:
         what = f"cp {mesh.cp} with cp_method = {plan.cp_method.value}"
     # which models Megatron-LM has nobody can say: its scripts are told their sizes
-    elsewhere = "torchtitan or Megatron-LM" if stated(case.model, "ref") in BASELINES else _ELSEWHERE
+    elsewhere = "torchtitan or Megatron-LM" if stated(case.model, "ref") in BASELINES else ELSEWHERE
     return Hit(
         message=f"auto_parallelize does not apply {what} yet ({plan.strategy})",
         fix=f"run this plan with {elsewhere}, or take what `parastrat recommend --applied` finds, the best "
@@ -252,20 +254,27 @@ RUNTIME_RULES: tuple[PlanRule, ...] = (
     fp8_is_planned_only,
     attention_recompute_under_compile,
     selective_recompute_of_broken_graphs,
+    whole_sequences.context_of_attention_without_kernel,
     replicas_over_the_shard_axis,
     resharding_stages,
     selective_recompute_of_split_backwards,
 )
 
 
-def refusals_of(plan: Plan) -> tuple[Finding, ...]:
-    """Return why ``auto_parallelize`` does not apply a plan; empty where it does."""
+def refusals_of(plan: Plan, model: ModelSpec | None = None) -> tuple[Finding, ...]:
+    """Return why ``auto_parallelize`` does not apply a plan; empty where it does.
+
+    Args:
+        plan: the plan.
+        model: that it is of, as far as it is known; None: any.
+    """
     if plan.mesh.pp > 1:
         plan = replace(plan, pp_schedule=schedule_of(plan))
-    columns = Columns(plan_columns(plan))
-    unknown: dict[str, Any] = {
+    divides = None if model is None else stated(model, "divides_sequences")
+    columns = Columns({**plan_columns(plan), "whole_sequences": divides is False})
+    facts: dict[str, Any] = {
         part: Unknown(part) for part in ("model", "hardware", "workload", "stack", "estimate", "launch")
     }
-    case = Case(plan=plan, **unknown)
+    case = Case(plan=plan, **(facts | ({} if model is None else {"model": model})))
     rules = (*RUNTIME_RULES, *pipeline.SCHEDULE_RULES)
     return tuple(finding(rule, rule.hit(case)) for rule in rules if rule.mask(columns))

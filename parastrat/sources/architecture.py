@@ -231,6 +231,8 @@ class Architecture:
     head_groups: int | None = None
     #: None: attention runs in one kernel. Hand-fused stacks have one for all of these
     scores: Scores | None = None
+    #: layers count positions each in a way of their own: some none, others by chunks (Llama 4)
+    own_positions: bool = False
     #: norms in a layer: 1 where attention and feed-forward share it (Falcon-7B), 4 with norms on the
     #: outputs as well (Gemma 2); cross-attention brings one more
     layer_norms: int = 2

@@ -257,7 +257,7 @@ _MIXED: Mapping[str, Form] = {
         full_every=4,
     ),
     "llama4_text": Form(
-        fields=_ATTENTION_BIAS | {"ffn": Size("intermediate_size_mlp")},
+        fields=_ATTENTION_BIAS | {"ffn": Size("intermediate_size_mlp"), "own_positions": True},
         experts=_LOCAL
         | {
             "shared_ffn": Size("intermediate_size"),

@@ -75,6 +75,7 @@ def transformer(
         drops=architecture.dropout,
         scans=scans_of(setting),
         divides_tokens=divides_tokens(setting),
+        divides_sequences=architecture.scores is None and not architecture.own_positions,
         stage_load=StageLoad.LAYERS if kernels.fused else StageLoad.FLOPS,
         source=architecture.source,
         caveats=_caveats(setting),

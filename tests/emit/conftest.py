@@ -95,7 +95,12 @@ def make_case(*, nodes: int = 1, ranks: int = 8, device: Device = GPU, **fields:
     link = Link(nominal_bytes_per_s=5e10, bytes_per_s=4e10, latency_s=1e-5)
     return Case(
         model=SimpleNamespace(  # type: ignore[arg-type]
-            ref="llama-3.1-8b", parameters=8_030_261_248, layers=32, changing_buffers=False, routed=False
+            ref="llama-3.1-8b",
+            parameters=8_030_261_248,
+            layers=32,
+            changing_buffers=False,
+            routed=False,
+            divides_sequences=True,
         ),
         hardware=Hardware(
             name=f"dgx-h100:{nodes}",

@@ -216,7 +216,7 @@ def test_buffers_that_may_change_are_refused_or_sent(case_of: Callable[..., Case
         names_in(text_of(case))["parallelize"](model, None)
     for may in (True, None):
         known = {"parameters": 1, "layers": 1, "changing_buffers": may, "routed": False}
-        changing = SimpleNamespace(ref="resnet-50", **known)
+        changing = SimpleNamespace(ref="resnet-50", divides_sequences=True, **known)
         assert "follow_first_rank(model)" in text_of(replace(case, model=changing))  # type: ignore[arg-type]
 
 
@@ -306,7 +306,9 @@ def test_makes_the_collectives_of_auto_parallelize(
     case = case_of(ranks=ranks, device=cpu_device, **fields)
     # known to have no changing buffers, or not known: two forms of the same thing
     known = False if fields["mesh"].dp_replicate == 1 else None
-    model = SimpleNamespace(ref="gpt", parameters=1, layers=3, changing_buffers=known, routed=False)
+    model = SimpleNamespace(
+        ref="gpt", parameters=1, layers=3, changing_buffers=known, routed=False, divides_sequences=True
+    )
     case = replace(case, model=model)  # type: ignore[arg-type]
     (tmp_path / "plan.toml").write_text(plan_toml(case))
     (tmp_path / "parallelize.py").write_text(text_of(case))
@@ -363,7 +365,7 @@ def test_recomputes_what_the_runtime_recomputes(
         precision=Precision.FP32,
         recompute=recompute,
     )
-    model = SimpleNamespace(layers=2, changing_buffers=False, routed=False)
+    model = SimpleNamespace(layers=2, changing_buffers=False, routed=False, divides_sequences=True)
     names = names_in(text_of(replace(case, model=model)))  # type: ignore[arg-type]
     emitted_model, ours = layers(), layers()
     keys = list(emitted_model.state_dict())

@@ -306,7 +306,7 @@ def test_a_plan_file_alone_does_not_say_where_to_cut(case_of: Callable[..., Case
 
 def test_a_preset_is_staged_as_transformers_builds_it(case_of: Callable[..., Case]) -> None:
     case = case_of(ranks=2, mesh=Mesh(pp=2), shard=Shard.NONE, precision=Precision.BF16)
-    case = replace(case, model=SimpleNamespace(ref="llama-3.2-1b"))  # type: ignore[arg-type]
+    case = replace(case, model=SimpleNamespace(ref="llama-3.2-1b", divides_sequences=True))  # type: ignore[arg-type]
     staging = proven_staging("llama-3.2-1b", case)
     assert staging.blocks == BLOCKS[:16]
     assert (staging.alike, staging.model) == (Alike(sizes=(2048,), dtype="bfloat16"), STAGING.model)
@@ -517,7 +517,7 @@ def test_sends_what_auto_parallelize_sends(
     ranks = fields["mesh"].world_size
     plan = {"precision": Precision.FP32, "gradient_accumulation_steps": 4, "micro_batch_size": 2, **fields}
     case = case_of(ranks=ranks, device=cpu_device, **plan)
-    case = replace(case, model=SimpleNamespace(ref=name))  # type: ignore[arg-type]
+    case = replace(case, model=SimpleNamespace(ref=name, divides_sequences=True))  # type: ignore[arg-type]
     ref = f"{MODELS}:{name}"
     division = proven_division(ref, case) if case.plan.mesh.tp > 1 else None
     text = written(case, proven_staging(ref, case, division), division)

@@ -182,7 +182,9 @@ def of_chains(texts: dict[str, str]) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def text_of(case: Case, **known: Any) -> str:
-    model = SimpleNamespace(ref="routed", parameters=1, layers=2, changing_buffers=False, **known)
+    model = SimpleNamespace(
+        ref="routed", parameters=1, layers=2, changing_buffers=False, divides_sequences=True, **known
+    )
     (file,) = EMITTERS[Target.PYTHON](replace(case, model=model))  # type: ignore[arg-type]
     return file.text
 

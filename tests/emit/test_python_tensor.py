@@ -194,7 +194,7 @@ def test_makes_the_collectives_of_auto_parallelize(
     name, fields = CELLS[cell]
     ranks = fields["mesh"].world_size
     case = case_of(ranks=ranks, device=cpu_device, **{"precision": Precision.FP32, **fields})
-    case = replace(case, model=SimpleNamespace(ref=name))  # type: ignore[arg-type]
+    case = replace(case, model=SimpleNamespace(ref=name, divides_sequences=True))  # type: ignore[arg-type]
     division = proven_division(f"{MODELS}:{name}", case)
     (file,) = emit(case, division)
     for emitted, ours in on_ranks(ranks, both_ways, name, file.text, case.plan):

@@ -53,6 +53,18 @@ def test_what_is_settled_holds_but_for_experts_that_are_not_divided_so() -> None
         assert (plan.mesh.tp, plan.mesh.ep, plan.micro_batch_size) == (fixed.tp, ep, 1)
 
 
+@pytest.mark.parametrize("name", ["gpt-oss-20b", "gemma-2-9b", "bloom-7b1", "llama-4-scout"])
+def test_positions_of_models_that_attend_otherwise_stay_together(name: str) -> None:
+    job = facts(name, "dgx-h100:4", 32, 8192)
+    chosen = find_plan(job, Constraints(cp=2), tolerance=TOLERANCE).chosen
+    assert chosen is not None
+    assert "PS397" in {finding.code for finding in refusals_of(chosen.plan, chosen.model)}
+    assert find_plan(job, replace(APPLIED, cp=2)).chosen is None
+    applied = find_plan(job, APPLIED).chosen
+    assert applied is not None
+    assert (applied.plan.mesh.cp, refusals_of(applied.plan, applied.model)) == (1, ())
+
+
 def test_nothing_is_told_of_a_plan_that_is_applied() -> None:
     job = facts("llama-3.1-8b", "dgx-h100:1", 8, 4096)
     chosen = find_plan(job).chosen

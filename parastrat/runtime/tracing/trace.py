@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
 from parastrat.errors import ModelError
-from parastrat.model import Family, ModelSpec, TrainingDefaults
+from parastrat.model import Block, Family, ModelSpec, OperatorKind, TrainingDefaults
 from parastrat.runtime.blocks import (
     buffer_bytes,
     has_routed_parts,
@@ -193,6 +193,7 @@ def _traced(
         changing_buffers=has_changing_buffers(module),
         routed=has_routed_parts(module),
         drops=drops(module),
+        divides_sequences=_attends(chain.blocks),
         dispatched=True,
         source="traced on fake tensors",
         caveats=(
@@ -203,6 +204,12 @@ def _traced(
             *chain.caveats,
         ),
     )
+
+
+def _attends(blocks: tuple[Block, ...]) -> bool:
+    """Return whether a module attends by torch's kernel."""
+    operators = (operator for block in blocks for operator in block.operators)
+    return any(operator.kind is OperatorKind.ATTENTION for operator in operators)
 
 
 def _check_dense(module: nn.Module) -> None:

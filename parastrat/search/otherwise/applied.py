@@ -29,7 +29,7 @@ def applied_instead(
         chosen: the plan that is recommended; None where nothing can run.
         tolerance: as ``find_plan`` took it.
     """
-    if chosen is None or not refusals_of(chosen.plan):
+    if chosen is None or not refusals_of(chosen.plan, chosen.model):
         return None
     instead = replace(fixed, applied=True, strategy=None, offload=Offload.NONE)
     case = recommendation(facts, instead, tolerance=tolerance)
