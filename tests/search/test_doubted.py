@@ -55,7 +55,7 @@ def test_a_flip_is_a_plan_that_is_slower_there_or_a_simpler_one() -> None:
     # another mesh, which is about as fast
     assert stands.other.plan.mesh != stands.chosen.plan.mesh
     assert not stands.flips
-    same, simpler = _of("mixtral-8x7b", "dgx-a100:8", 512, 4096)
+    same, simpler = _of("mixtral-8x7b", "dgx-a100:8", 128, 4096)
     assert not same.flips
     assert (simpler.flips, simpler.simpler) == (True, True)
     assert simpler.other.plan.rung < simpler.chosen.plan.rung
