@@ -79,6 +79,8 @@ class RankHeld:
     #: are none, or as a forward gathers a unit
     stepping: Bytes
     forward: tuple[InForward, ...]
+    #: what those moments are made of
+    waits: Waits
     #: what the allocator holds and nothing uses
     pool: Bytes
     #: for what it receives
@@ -160,8 +162,8 @@ def rank_held(plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks) -> RankHel
     base = job.context + job.buffers + pool + states.kept
     stepping = base + states.stepping + buffers
     forward: tuple[InForward, ...] = ()
+    waits = Waits(alike, c.division, states, steps, pool, everything, root, one, waiting)
     if not job.flags.pooled:
-        waits = Waits(alike, c.division, states, steps, pool, everything, root, one, waiting)
         forward = in_forward(plans, kinds, rank, waits)
     for moment in forward:
         stepping = larger(stepping, moment.total)
@@ -185,6 +187,7 @@ def rank_held(plans: Plans, kinds: KindBytes, rank: Rank, c: OfRanks) -> RankHel
         states,
         stepping,
         forward,
+        waits,
         pool,
         buffers,
         held,

@@ -47,7 +47,7 @@ class InForward(NamedTuple):
 
 
 class Waits(NamedTuple):
-    """What a rank holds as a forward begins."""
+    """What a rank holds whatever a forward gathers."""
 
     alike: Alike
     division: Division
@@ -93,11 +93,10 @@ def _last(plans: Plans, kinds: KindBytes, rank: Rank, held: Waits, units: list[i
     # of a block with two units the other one came before
     buffers = where(experts > 0, unit, unit + before)
     stacks = _experts_along_rows(plans, rank, held.division, kind)
-    recompute = plans.recompute if rank.rows is None else taken(plans.recompute, rank.rows)
+    recompute, reshards = (taken(each, rank.rows) for each in (plans.recompute, plans.reshards))
     # its input is there, which is all that is kept of what is made again
     unmade = where(recompute == _MADE_AGAIN, 0.0, own)
     kept = held.one - of_kinds(kinds.kept, behind, rank.rows) - unmade
-    reshards = plans.reshards if rank.rows is None else taken(plans.reshards, rank.rows)
     stays = held.alike.gathers & (held.alike.piped == 0) & (reshards == 0)
     compute = job.element.compute
     transient = compute * (held.everything + buffers + stacks)

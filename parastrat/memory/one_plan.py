@@ -11,7 +11,7 @@ from parastrat.memory.alone import plan_alone, ranks_of
 from parastrat.memory.backward import moving_of, ways_of
 from parastrat.memory.gathered import EVERY_WAY, ONCE, When
 from parastrat.memory.held import rank_held, ranks_read
-from parastrat.memory.in_forward import Waits, in_forward
+from parastrat.memory.in_forward import in_forward
 from parastrat.memory.parts import PARTS, backward_parts, forward_parts, lacking_of, step_parts
 from parastrat.memory.plans import job_of
 from parastrat.ranks import block_kinds
@@ -133,17 +133,6 @@ def _held(plans: Plans, kinds: KindBytes, rank: Rank, turning: Turning | None) -
 
 
 def _gathering(plans: Plans, kinds: KindBytes, rank: Rank, held: RankHeld) -> tuple[MomentHeld | None, ...]:
-    waits = Waits(
-        held.alike,
-        plans.division,
-        held.states,
-        held.steps,
-        held.pool,
-        held.everything,
-        held.root,
-        held.one,
-        held.waiting,
-    )
     return tuple(
         MomentHeld(
             start=None,
@@ -153,7 +142,7 @@ def _gathering(plans: Plans, kinds: KindBytes, rank: Rank, held: RankHeld) -> tu
         )
         if each.total
         else None
-        for each in in_forward(plans, kinds, rank, waits)
+        for each in in_forward(plans, kinds, rank, held.waits)
     )
 
 

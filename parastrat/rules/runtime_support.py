@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from parastrat.units import Mask
 
 _FSDP2 = "https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html"
-_SDPA = (
-    "https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html"
-)
 
 _OPTIMIZER = code_of(Shard.OPTIMIZER)
 _GRADIENTS = code_of(Shard.GRADIENTS)
@@ -270,11 +267,13 @@ def refusals_of(plan: Plan, model: ModelSpec | None = None) -> tuple[Finding, ..
     """
     if plan.mesh.pp > 1:
         plan = replace(plan, pp_schedule=schedule_of(plan))
-    divides = None if model is None else stated(model, "divides_sequences")
-    columns = Columns({**plan_columns(plan), "whole_sequences": divides is False})
     facts: dict[str, Any] = {
         part: Unknown(part) for part in ("model", "hardware", "workload", "stack", "estimate", "launch")
     }
-    case = Case(plan=plan, **(facts | ({} if model is None else {"model": model})))
+    if model is not None:
+        facts["model"] = model
+    whole = stated(facts["model"], "divides_sequences") is False
+    columns = Columns({**plan_columns(plan), "whole_sequences": whole})
+    case = Case(plan=plan, **facts)
     rules = (*RUNTIME_RULES, *pipeline.SCHEDULE_RULES)
     return tuple(finding(rule, rule.hit(case)) for rule in rules if rule.mask(columns))
